@@ -1,0 +1,3 @@
+module outbox-relay
+
+go 1.26
