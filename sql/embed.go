@@ -11,6 +11,9 @@ import (
 //go:embed schema.sql
 var Schema string
 
+//go:embed migrate.sql
+var migrate string
+
 // Channel is what the trigger notifies on. The payload is the oid of the outbox's table.
 const Channel = "outbox_event"
 
@@ -42,3 +45,30 @@ func section(text, name string) string {
 
 // SchemaSection returns one part of schema.sql by the name in its "-- section:" line.
 func SchemaSection(name string) string { return section(Schema, name) }
+
+// MigrateSection returns one part of migrate.sql by the name in its "-- section:" line.
+func MigrateSection(name string) string { return section(migrate, name) }
+
+// Index is one of the indexes of outbox_events besides its primary key.
+type Index struct {
+	Name   string
+	Create string // CREATE INDEX name ON ..., without the final semicolon
+}
+
+// Indexes returns the indexes in the order of schema.sql.
+func Indexes() []Index {
+	var all []Index
+	for _, statement := range strings.Split(SchemaSection("indexes"), ";") {
+		const create = "CREATE INDEX IF NOT EXISTS "
+		if _, rest, ok := strings.Cut(statement, create); ok {
+			name, _, _ := strings.Cut(rest, " ")
+			all = append(all, Index{Name: name, Create: "CREATE INDEX " + rest})
+		}
+	}
+	return all
+}
+
+// TriggerFunction returns the body of outbox_notify() as PostgreSQL stores it.
+func TriggerFunction() string {
+	return strings.Split(SchemaSection("doorbell"), "$outbox$")[1]
+}
