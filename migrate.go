@@ -14,7 +14,6 @@ import (
 )
 
 const (
-	migrateConnectTimeout   = 10 * time.Second // where the DSN has no connect_timeout
 	migrateStatementTimeout = 30 * time.Second // as in section "bounded" of migrate.sql
 	migrateMinServer        = 140000           // CREATE OR REPLACE TRIGGER; what lib/pq supports
 )
@@ -39,14 +38,17 @@ func runMigrate(ctx context.Context, dsn string, w io.Writer) error {
 }
 
 func migrate(ctx context.Context, dsn string, w io.Writer, limits migrateLimits) error {
+	dsn, faults := prepareDSN(dsn)
+	if len(faults) > 0 {
+		return migrateErrorf(errMigrateDSN, "DATABASE_URL: %s", strings.Join(faults, "; "))
+	}
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {
 		return errMigrateDSN
 	}
-	if cfg.ConnectTimeout <= 0 {
-		cfg.ConnectTimeout = migrateConnectTimeout
+	if cfg.ApplicationName == applicationName { // not one of the user's
+		cfg.ApplicationName += " migrate"
 	}
-	cfg.ApplicationName = "outbox-relay migrate"
 
 	m := &migration{out: w, limits: limits}
 	if m.session, err = openMigrateSession(ctx, cfg); err != nil {

@@ -81,7 +81,6 @@ func (s *migrateSession) DialTimeout(network, address string, timeout time.Durat
 
 func (s *migrateSession) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
 	d := net.Dialer{
-		Timeout: migrateConnectTimeout,
 		// A host that vanished while it built an index is noticed within half a minute.
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4},
 	}
@@ -164,8 +163,8 @@ func migrateErrorf(kind error, format string, args ...any) error {
 // What migrate can end with. To run it again helps with errMigrateLocked only, and with what is
 // none of these: lost connections and the like.
 var (
-	// errMigrateDSN: the DSN cannot be parsed. It stands for pq's own error, which quotes the DSN.
-	errMigrateDSN = errors.New("DATABASE_URL is no connection string that can be read; it is not shown here, as it may hold a password")
+	// errMigrateDSN: the DSN is faulty. It stands for pq's own errors, which quote it.
+	errMigrateDSN = errors.New("DATABASE_URL is not a connection string that lib/pq understands")
 	// errMigrateServer: PostgreSQL is too old.
 	errMigrateServer = errors.New("server too old")
 	// errMigrateReadOnly: a standby, or a database or role that is read-only by default.
