@@ -21,6 +21,17 @@ var propertyKeys = map[string]func(p *amqp.Publishing, v any) error{
 	"priority":         setPriority,
 }
 
+// brokerKeys are headers that the broker itself reads, and that close the channel or even the
+// connection when they have another type. JSON null leaves them out.
+var brokerKeys = map[string]func(v any) error{
+	"CC":  checkRoutes, // 406 for no list
+	"BCC": checkRoutes,
+	"x-stream-filter-value": func(v any) error { // 541 from a stream; tried on RabbitMQ 4.0.5
+		var s string
+		return setString(&s, v)
+	},
+}
+
 // reservedKeys may not stand in a row's headers: the relay sets them itself, or never.
 var reservedKeys = map[string]bool{
 	headerAggregateType: true,
@@ -58,12 +69,12 @@ func setHeader(headers amqp.Table, key string, v any, p *amqp.Publishing) error 
 		}
 		return set(p, v)
 	}
-	if key == "CC" || key == "BCC" {
+	if check, ok := brokerKeys[key]; ok {
 		if v == nil {
 			delete(headers, key)
 			return nil
 		}
-		if err := checkRoutes(v); err != nil {
+		if err := check(v); err != nil {
 			return err
 		}
 	}
@@ -114,16 +125,16 @@ func numberOf(text string) (any, error) {
 		return n, nil
 	}
 	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || !exact(text, f) {
-		return nil, errors.New("is a number that fits neither 64-bit integers nor doubles exactly")
+	if err != nil || !exactDouble(text, f) {
+		return nil, errors.New("has a number that is neither a 64-bit integer nor exact as a double")
 	}
 	return f, nil
 }
 
-// exact reports whether f stands for the decimal number in text: it either has exactly that
+// exactDouble reports whether f stands for the decimal number in text: it either has exactly that
 // value, or that number is the shortest one which reads as f. So 0.1 passes, which no double
 // equals, because every reader of the double prints it as 0.1 again.
-func exact(text string, f float64) bool {
+func exactDouble(text string, f float64) bool {
 	const allDigits = 766 // after the first; no double has more
 	want := decimalOf(text)
 	return want == decimalOf(strconv.FormatFloat(f, 'e', -1, 64)) ||
@@ -195,18 +206,15 @@ func setPriority(p *amqp.Publishing, v any) error {
 // integerOf reads an integer from 0 to limit, given as number or as string.
 func integerOf(v any, limit uint64) (uint64, error) {
 	text, err := scalarText(v)
-	if err != nil {
-		return 0, err
+	if err == nil {
+		if n, err := strconv.ParseUint(text, 10, 64); err == nil && n <= limit {
+			return n, nil
+		}
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n > limit {
-		return 0, fmt.Errorf("is not an integer from 0 to %d", limit)
-	}
-	return n, nil
+	return 0, fmt.Errorf("is not an integer from 0 to %d", limit)
 }
 
-// checkRoutes checks CC and BCC, which add routing keys: the broker closes the channel unless
-// they are lists, and skips what is no string.
+// checkRoutes checks CC and BCC, which add routing keys. The broker would skip what is no string.
 func checkRoutes(v any) error {
 	routes, ok := v.([]any)
 	if !ok {

@@ -32,8 +32,8 @@ const (
 	// maxHeadersText bounds the headers column before it is decoded. Six bytes of JSON text (an
 	// escaped control character) for one on the wire is the most that can make sense.
 	maxHeadersText = 1 << 20
-	// maxExpiration is the broker's limit in milliseconds, about 49 days.
-	maxExpiration = 1<<32 - 1
+	// maxExpiration is RabbitMQ 4.0's limit in milliseconds: ten years of 365 days.
+	maxExpiration = 10 * 365 * 24 * 60 * 60 * 1000
 	// maxHeaderDepth bounds the nesting of headers, since encoding them recurses.
 	maxHeaderDepth = 32
 )
@@ -48,7 +48,6 @@ type message struct {
 // may share it.
 type messageMapper struct {
 	exchange, key template
-	usesHeaders   bool
 	maxBytes      int64
 }
 
@@ -59,12 +58,7 @@ func newMessageMapper(cfg Config) (*messageMapper, error) {
 	if err := errors.Join(exchangeErr, keyErr); err != nil {
 		return nil, err
 	}
-	return &messageMapper{
-		exchange:    exchange,
-		key:         key,
-		usesHeaders: exchange.usesHeaders() || key.usesHeaders(),
-		maxBytes:    cfg.AMQPMaxMessageBytes,
-	}, nil
+	return &messageMapper{exchange: exchange, key: key, maxBytes: cfg.AMQPMaxMessageBytes}, nil
 }
 
 func parseRoute(setting, s string) (template, error) {
@@ -163,7 +157,7 @@ func checkShort(name, value string) error {
 
 // decodeHeaders decodes the headers column; nil for NULL and for JSON null.
 func decodeHeaders(text []byte) (map[string]any, error) {
-	if text == nil {
+	if len(text) == 0 {
 		return nil, nil
 	}
 	if len(text) > maxHeadersText {

@@ -16,19 +16,19 @@ type template struct {
 
 // templatePart is either text or one placeholder.
 type templatePart struct {
-	kind   placeholder
-	text   string // of a literal
+	kind   partKind
+	text   string // of a textPart
 	header string // NAME of {header.NAME}
 }
 
-type placeholder int
+type partKind int
 
 const (
-	literal placeholder = iota
-	aggregateType
-	aggregateID
-	eventType
-	headerValue
+	textPart partKind = iota
+	aggregateTypePart
+	aggregateIDPart
+	eventTypePart
+	headerPart
 )
 
 const templateHelp = "allowed are {aggregate_type}, {aggregate_id}, {event_type} and {header.NAME}; {{ and }} stand for braces"
@@ -79,29 +79,19 @@ func parseTemplate(s string) (template, error) {
 func parsePlaceholder(name string) (templatePart, bool) {
 	switch name {
 	case "aggregate_type":
-		return templatePart{kind: aggregateType}, true
+		return templatePart{kind: aggregateTypePart}, true
 	case "aggregate_id":
-		return templatePart{kind: aggregateID}, true
+		return templatePart{kind: aggregateIDPart}, true
 	case "event_type":
-		return templatePart{kind: eventType}, true
+		return templatePart{kind: eventTypePart}, true
 	}
 	header, ok := strings.CutPrefix(name, "header.")
-	return templatePart{kind: headerValue, header: header}, ok && header != ""
+	return templatePart{kind: headerPart, header: header}, ok && header != ""
 }
 
 // static reports whether the template expands to the same text for every event.
 func (t template) static() bool {
-	return len(t.parts) == 0 || len(t.parts) == 1 && t.parts[0].kind == literal
-}
-
-// usesHeaders reports whether expand looks at the headers.
-func (t template) usesHeaders() bool {
-	for _, p := range t.parts {
-		if p.kind == headerValue {
-			return true
-		}
-	}
-	return false
+	return len(t.parts) == 0 || len(t.parts) == 1 && t.parts[0].kind == textPart
 }
 
 // expand fills in the event's values. headers is the decoded headers column, its numbers still
@@ -127,13 +117,13 @@ func (t template) expand(e *Event, headers map[string]any) (string, error) {
 
 func (p templatePart) value(e *Event, headers map[string]any) (string, error) {
 	switch p.kind {
-	case literal:
+	case textPart:
 		return p.text, nil
-	case aggregateType:
+	case aggregateTypePart:
 		return e.AggregateType, nil
-	case aggregateID:
+	case aggregateIDPart:
 		return e.AggregateID, nil
-	case eventType:
+	case eventTypePart:
 		return e.EventType, nil
 	}
 	v, ok := headers[p.header]
