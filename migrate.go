@@ -145,9 +145,15 @@ func (m *migration) checkServer(ctx context.Context) error {
 	s := &m.server
 	err := m.session.QueryRowContext(ctx, sqlfiles.MigrateSection("server")).Scan(&s.versionNum, &s.version,
 		&s.readOnly, &s.database, &s.schema, &s.user, &s.path, &s.schemaOID, &s.canCreate)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
+	}
+	return s.fault()
+}
+
+// fault returns why nothing can be migrated here, or nil.
+func (s *serverFacts) fault() error {
+	switch {
 	case s.versionNum < migrateMinServer:
 		return migrateErrorf(errMigrateServer, "PostgreSQL %s is too old: 14 or later is needed", s.version)
 	case s.readOnly:
@@ -172,7 +178,7 @@ func (m *migration) takeTurn(ctx context.Context) error {
 		}
 		holder := m.holder(ctx, "migrate lock holder", class, key)
 		if time.Now().After(end) {
-			return migrateErrorf(errMigrateLocked, "another migrate is at work since before %v ago: %s", m.limits.turn, holder)
+			return migrateErrorf(errMigrateLocked, "another migrate has been at work for more than %v: %s", m.limits.turn, holder)
 		}
 		if !told {
 			m.say("another migrate is at work, waiting for it: %s", holder)

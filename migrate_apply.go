@@ -309,17 +309,29 @@ func (m *migration) watch(ctx context.Context, doing string) error {
 // an upgrade comes here, and only until it is through with it: afterwards the number of attempts
 // alone says nothing.
 func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
-	marked := 0
-	createdAt, id := "-infinity", "00000000-0000-0000-0000-000000000000"
-	for id != "" {
-		var n int
-		err := m.whileLocked(ctx, f.events.oid, func() error {
-			return m.session.QueryRowContext(ctx, sqlfiles.MigrateSection("mark dead"), createdAt, id).Scan(&n, &createdAt, &id)
+	var marked int64
+	from := deadPortion{createdAt: "-infinity", id: "00000000-0000-0000-0000-000000000000"}
+	for {
+		portion, err := m.deadPortion(ctx, from)
+		if err != nil {
+			return migrateErrorOf("look for dead letters", err)
+		}
+		if portion.id == "" {
+			break
+		}
+		err = m.whileLocked(ctx, f.events.oid, func() error {
+			res, err := m.session.ExecContext(ctx, sqlfiles.MigrateSection("mark dead"), pq.Array(portion.dead))
+			if err != nil {
+				return err
+			}
+			n, err := res.RowsAffected()
+			marked += n
+			return err
 		})
 		if err != nil {
 			return migrateErrorOf("mark dead letters", err)
 		}
-		marked += n
+		from = portion
 	}
 	err := m.whileLocked(ctx, f.events.oid, func() error {
 		_, err := m.session.ExecContext(ctx, sqlfiles.MigrateSection("marked"))
@@ -330,4 +342,29 @@ func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
 	}
 	m.did("marked %d events with 5 or more failed attempts as dead letters", marked)
 	return nil
+}
+
+// deadPortion is a stretch of the older form's pending rows, in the order of created_at and id.
+type deadPortion struct {
+	createdAt, id string   // of the last row; empty when there are no more
+	dead          []string // ids of those that are dead letters
+}
+
+// deadPortion returns the portion that follows another.
+func (m *migration) deadPortion(ctx context.Context, after deadPortion) (p deadPortion, err error) {
+	rows, err := m.session.QueryContext(ctx, sqlfiles.MigrateSection("dead portion"), after.createdAt, after.id)
+	if err != nil {
+		return p, err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var dead bool
+		if err := rows.Scan(&p.createdAt, &p.id, &dead); err != nil {
+			return p, err
+		}
+		if dead {
+			p.dead = append(p.dead, p.id)
+		}
+	}
+	return p, rows.Err()
 }

@@ -115,28 +115,23 @@ ALTER TABLE outbox_events ALTER COLUMN attempts SET DEFAULT 0
 -- section: default created_at
 ALTER TABLE outbox_events ALTER COLUMN created_at SET DEFAULT now()
 
+-- section: dead portion
+-- Looks through the older form's pending rows, 10,000 at a time: which are dead letters? $1, $2:
+-- created_at and id of the last row looked at. Index outbox_events_fresh; locks nothing. Rows that
+-- failed since the upgrade have a retry_after and are left alone: to the relay an event is dead
+-- when it has reached its own MAX_ATTEMPTS.
+SELECT created_at::text, id::text, attempts >= 5 FROM outbox_events
+WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL
+  AND seq = 0 AND (created_at, id) > ($1::timestamptz, $2::uuid)
+ORDER BY created_at, id LIMIT 10000
+
 -- section: mark dead
--- Marks one portion of the older form's dead letters and returns how many, and where to go on.
--- $1, $2: created_at and id of the last row looked at. Uses outbox_events_fresh; locks the rows
--- it marks. Rows that failed since the upgrade have a retry_after and are left alone: to the
--- relay an event is dead when it has reached its own MAX_ATTEMPTS.
-WITH portion AS (
-    SELECT id, created_at, attempts FROM outbox_events
-    WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL
-      AND seq = 0 AND (created_at, id) > ($1::timestamptz, $2::uuid)
-    ORDER BY created_at, id LIMIT 10000
-), marked AS (
-    UPDATE outbox_events o
-    SET dead_at = now(), last_error = coalesce(o.last_error, 'gave up before the upgrade, after ' || o.attempts || ' attempts')
-    FROM portion p
-    WHERE o.id = p.id AND p.attempts >= 5
-      AND o.processed_at IS NULL AND o.dead_at IS NULL AND o.retry_after IS NULL
-    RETURNING o.id
-), last AS (
-    SELECT created_at::text, id::text FROM portion ORDER BY portion.created_at DESC, portion.id DESC LIMIT 1
-)
-SELECT (SELECT count(*) FROM marked), coalesce(last.created_at, ''), coalesce(last.id, '')
-FROM (SELECT) one LEFT JOIN last ON true
+-- $1: ids. Primary key; locks the rows. The list comes as an argument and not by a join, because
+-- the planner knows nothing yet about the new columns, and would join each row with each.
+UPDATE outbox_events
+SET dead_at = now(), last_error = coalesce(last_error, 'gave up before the upgrade, after ' || attempts || ' attempts')
+WHERE id = ANY($1::uuid[]) AND attempts >= 5
+  AND processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL
 
 -- section: marked
 COMMENT ON COLUMN outbox_events.dead_at IS NULL
