@@ -21,6 +21,7 @@ type Event struct {
 	Attempts      int       // failures counted so far; 0 on the first delivery
 	CreatedAt     time.Time // zero when the column does not hold a finite time
 	Isolate       bool      // its last failure closed a channel: publish it alone
+	Retried       bool      // it failed before, so later events of its aggregate were passed over
 }
 
 // Aggregate names what an event belongs to. Events of one aggregate are kept in order.

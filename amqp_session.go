@@ -1,0 +1,202 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"outbox-relay/internal/boundedconn"
+)
+
+const (
+	// amqpSetupTimeout bounds everything between dialling and the first publish.
+	amqpSetupTimeout = 10 * time.Second
+	// amqpCloseTimeout is how long a healthy session may take to say goodbye.
+	amqpCloseTimeout = time.Second
+)
+
+// amqpSession is one connection to the broker with its channels in confirm mode. It is never
+// repaired: any error of the connection discards it whole. Only a channel that the broker closed
+// because of a message is opened anew, since that says nothing about the connection.
+//
+// Owned by the publisher's goroutine. A watcher of its own follows connection.blocked, because
+// the publisher may be held in a write just then.
+type amqpSession struct {
+	conn     *amqp.Connection
+	raw      *boundedconn.Conn
+	returns  chan amqp.Return
+	gone     chan *amqp.Error // the connection ended; closed without a value when we closed it
+	watcher  sync.WaitGroup
+	clock    pausableClock
+	main     *amqpChannel
+	side     *amqpChannel // for events that are published alone; nil until needed
+	confirms int          // confirms seen, to tell a silent queue from a silent broker
+}
+
+// amqpChannel is a channel in confirm mode.
+type amqpChannel struct {
+	*amqp.Channel
+	closed chan *amqp.Error
+}
+
+// dialAMQP connects to the broker at url and prepares a session for publishing to exchange; an
+// empty exchange is one that needs no preparation. returnsBuffer must hold all messages in
+// flight at once: what does not fit, the library drops. The caller closes the session.
+func dialAMQP(ctx context.Context, url string, cfg Config, exchange string, returnsBuffer int, onBlocked func(amqp.Blocking)) (*amqpSession, error) {
+	s := &amqpSession{
+		returns: make(chan amqp.Return, returnsBuffer),
+		gone:    make(chan *amqp.Error, 1),
+		clock:   newPausableClock(),
+	}
+	ctx, cancel := context.WithTimeout(ctx, amqpSetupTimeout)
+	defer cancel()
+	// The library's calls know no context. Closing the socket below it ends them.
+	var rawMu sync.Mutex
+	stop := context.AfterFunc(ctx, func() {
+		rawMu.Lock()
+		defer rawMu.Unlock()
+		if s.raw != nil {
+			_ = s.raw.Close()
+		}
+	})
+	defer stop()
+
+	conn, err := amqp.DialConfig(url, amqp.Config{
+		Dial: func(network, addr string) (net.Conn, error) {
+			d := net.Dialer{KeepAliveConfig: boundedconn.KeepAlive}
+			c, err := d.DialContext(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			deadline, _ := ctx.Deadline()
+			raw := boundedconn.New(c, 0, cfg.ConfirmTimeout)
+			rawMu.Lock()
+			s.raw = raw
+			rawMu.Unlock()
+			return raw, raw.SetDeadline(deadline)
+		},
+		Properties: amqp.Table{"connection_name": "outbox-relay", "product": "outbox-relay", "version": version},
+	})
+	if err != nil {
+		s.abandon()
+		return nil, err
+	}
+	s.conn = conn
+	s.conn.NotifyClose(s.gone)
+	blocked := s.conn.NotifyBlocked(make(chan amqp.Blocking, 1))
+	s.watcher.Go(func() {
+		for b := range blocked { // ends when the connection does
+			s.raw.SetPatient(b.Active)
+			s.clock.pause(b.Active)
+			onBlocked(b)
+		}
+	})
+	// From here on the library's own read deadline is not wanted: it expires while a publish is
+	// held in a write, although the broker's heartbeats keep coming.
+	if err := s.raw.OwnReads(max(amqpSetupTimeout, 2*s.conn.Config.Heartbeat)); err != nil {
+		s.close()
+		return nil, err
+	}
+	if s.main, err = s.open(); err != nil {
+		s.close()
+		return nil, err
+	}
+	if err := s.prepareExchange(cfg, exchange); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// prepareExchange declares the exchange, or checks that it exists.
+func (s *amqpSession) prepareExchange(cfg Config, exchange string) error {
+	switch {
+	case exchange == "":
+		return nil
+	case cfg.AMQPDeclare && !isBuiltinExchange(exchange):
+		if err := s.main.ExchangeDeclare(exchange, cfg.AMQPExchangeType, true, false, false, false, nil); err != nil {
+			return fmt.Errorf("declare exchange %q as durable %s: %w", exchange, cfg.AMQPExchangeType, err)
+		}
+	default:
+		if err := s.main.ExchangeDeclarePassive(exchange, cfg.AMQPExchangeType, true, false, false, false, nil); err != nil {
+			return fmt.Errorf("check exchange %q: %w", exchange, err)
+		}
+	}
+	return nil
+}
+
+// open opens a channel in confirm mode. The broker answers or the connection's read limit ends it.
+func (s *amqpSession) open() (*amqpChannel, error) {
+	ch, err := s.conn.Channel()
+	if err != nil {
+		return nil, fmt.Errorf("open channel: %w", err)
+	}
+	c := &amqpChannel{Channel: ch, closed: ch.NotifyClose(make(chan *amqp.Error, 1))}
+	ch.NotifyReturn(s.returns)
+	if err := ch.Confirm(false); err != nil {
+		return nil, fmt.Errorf("select confirm mode: %w", err)
+	}
+	return c, nil
+}
+
+// close ends the session politely where the link allows it, and in any case within a second.
+func (s *amqpSession) close() {
+	if s.conn != nil && !s.conn.IsClosed() {
+		timer := time.AfterFunc(amqpCloseTimeout, func() { _ = s.raw.Close() })
+		_ = s.conn.CloseDeadline(time.Now().Add(amqpCloseTimeout))
+		timer.Stop()
+	}
+	s.abandon()
+}
+
+// abandon cuts the connection without a word and waits until its goroutines know.
+func (s *amqpSession) abandon() {
+	if s.raw != nil {
+		_ = s.raw.Close()
+	}
+	if s.conn != nil {
+		_ = s.conn.CloseDeadline(time.Now()) // returns at once: the socket is closed
+	}
+	s.watcher.Wait()
+}
+
+// isBuiltinExchange reports whether the broker owns the exchange, so that it cannot be declared.
+func isBuiltinExchange(name string) bool { return len(name) >= 4 && name[:4] == "amq." }
+
+// pausableClock measures time that stands still while the broker is blocked: no confirm can
+// be expected then. Safe for concurrent use.
+type pausableClock struct {
+	mu      *sync.Mutex
+	start   time.Time
+	paused  time.Duration // total of ended pauses
+	pausing time.Time     // start of the present pause, or zero
+}
+
+func newPausableClock() pausableClock {
+	return pausableClock{mu: new(sync.Mutex), start: time.Now()}
+}
+
+func (c *pausableClock) now() time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.pausing.IsZero() {
+		return c.pausing.Sub(c.start) - c.paused
+	}
+	return time.Since(c.start) - c.paused
+}
+
+func (c *pausableClock) pause(on bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case on && c.pausing.IsZero():
+		c.pausing = time.Now()
+	case !on && !c.pausing.IsZero():
+		c.paused += time.Since(c.pausing)
+		c.pausing = time.Time{}
+	}
+}

@@ -1,0 +1,71 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"log/slog"
+	"time"
+
+	sqlfiles "outbox-relay/sql"
+)
+
+const (
+	// backlogInterval is how often the backlog is counted, and backlogRest how many times as long
+	// as counting took it rests at least: counting millions must not become a load.
+	backlogInterval = 5 * time.Second
+	backlogRest     = 20
+)
+
+// Backlog counts pending events and dead letters into gauges, over a connection of its own, so
+// that neither a scrape nor the relay's work ever waits for it.
+type Backlog struct {
+	cfg     Config
+	log     *slog.Logger
+	metrics *Metrics
+}
+
+// NewBacklog makes a Backlog; it connects to nothing.
+func NewBacklog(cfg Config, log *slog.Logger, m *Metrics) *Backlog {
+	return &Backlog{cfg: cfg, log: log.With(keyServer, PeerPostgres), metrics: m}
+}
+
+// Run counts until ctx is done.
+func (b *Backlog) Run(ctx context.Context) {
+	failures := &repeatLog{log: b.log, what: "count the backlog"}
+	for ctx.Err() == nil {
+		began := time.Now()
+		if err := b.count(ctx); err == nil {
+			failures.OK()
+		} else if ctx.Err() == nil {
+			failures.Failed(err)
+		}
+		sleep(ctx, max(backlogInterval, backlogRest*time.Since(began)))
+	}
+}
+
+// count makes a connection for one count: an idle one would have to be guarded against all that
+// happens to idle connections.
+func (b *Backlog) count(ctx context.Context) error {
+	db, err := openDatabase(b.cfg)
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	var pending, dead int64
+	var oldest float64
+	if err := tx.QueryRowContext(ctx, sqlfiles.Backlog).Scan(&pending, &oldest, &dead); err != nil {
+		return err
+	}
+	b.metrics.Pending.Set(float64(pending))
+	b.metrics.OldestPendingAge.Set(max(oldest, 0))
+	b.metrics.DeadLetters.Set(float64(dead))
+	b.metrics.BacklogSampled.SetToCurrentTime()
+	return nil
+}

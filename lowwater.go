@@ -1,0 +1,50 @@
+package main
+
+// lowWater is the mark up to which the outbox is known to be dealt with, so that a claim need not
+// walk over what earlier claims saw. That matters when dead entries cannot be removed from the
+// index because an old snapshot is held open, and when many events wait behind a failed one.
+//
+// The highest seq seen is not enough: a transaction that was open then may still commit a row with
+// a lower one. So the mark moves to a seq only once every transaction that was open when it
+// was seen has ended, and a claim from the old mark has looked since.
+//
+// The zero value stands below all rows. Not safe for concurrent use.
+type lowWater struct {
+	mark  int64 // rows with seq <= mark are dealt with; -1 for none, since old rows have seq 0
+	known []sighting
+}
+
+// sighting: when all transactions below xmax have ended, rows up to seq were seen.
+type sighting struct{ seq, xmax int64 }
+
+// maxSightings bounds the list while a long transaction keeps the mark where it is.
+const maxSightings = 32
+
+func newLowWater() lowWater { return lowWater{mark: -1} }
+
+// claimed takes note of a claim that started at the mark or below it.
+func (w *lowWater) claimed(c Claim) {
+	rest := w.known[:0]
+	for _, s := range w.known {
+		switch {
+		case s.xmax <= c.Xmin && (!c.More || s.seq <= c.Seen):
+			w.mark = max(w.mark, s.seq)
+		default:
+			rest = append(rest, s)
+		}
+	}
+	w.known = rest
+	if c.Seen <= w.mark || c.Seen <= 0 {
+		return
+	}
+	now := sighting{c.Seen, c.Xmax}
+	switch n := len(w.known); {
+	case n == 0 || n < maxSightings && w.known[n-1].seq < c.Seen && w.known[n-1].xmax < c.Xmax:
+		w.known = append(w.known, now)
+	case w.known[n-1].seq < c.Seen: // later, and good for more; the earlier ones bring the mark on meanwhile
+		w.known[n-1] = now
+	}
+}
+
+// rewind makes the next claim look at seq again, and at all after it.
+func (w *lowWater) rewind(seq int64) { w.mark = min(w.mark, seq-1) }

@@ -1,0 +1,528 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+)
+
+const (
+	// beatInterval is how often the working session proves itself while there is nothing to do,
+	// and how often a standby tries to take over.
+	beatInterval = time.Second
+	// probeInterval is how often LISTEN is proved to work, and probePatience how long a probe may take.
+	probeInterval = 30 * time.Second
+	probePatience = 2 * time.Second
+	// settleReserve is the part of SHUTDOWN_TIMEOUT kept for the last settle and the goodbyes.
+	settleReserve = 2 * time.Second
+	// restartMin and restartMax bound the pause between working sessions.
+	restartMin = 100 * time.Millisecond
+	restartMax = time.Second
+)
+
+// Names of the health checks.
+const (
+	checkPostgres = "postgres"
+	checkRabbitMQ = "rabbitmq"
+	checkRelay    = "relay"
+)
+
+// Values of ORDERING and ON_DEAD_LETTER.
+const (
+	orderingAggregate = "aggregate"
+	orderingNone      = "none"
+	onDeadLetterHold  = "hold"
+)
+
+// errPaused is what readiness says while an operator keeps the outbox paused.
+var errPaused = errors.New("paused by an operator")
+
+// errShutdownOverrun: what was in flight did not end within SHUTDOWN_TIMEOUT.
+var errShutdownOverrun = errors.New("events were still in flight when SHUTDOWN_TIMEOUT passed; they are sent again by the next relay")
+
+// Publisher sends events and says what became of each. Its methods do not block.
+type Publisher interface {
+	Publish(events []*Event)
+	Recall()                // gives back what was not written, as Released
+	Take() ([]Result, Link) // what became of events since the last call, and the state of the link
+}
+
+// Session is the working session in the database; see WorkingSession. Any error ends it.
+type Session interface {
+	Lead(name string) (bool, error)
+	Holder() (Holder, error)
+	Claim(ClaimQuery) (Claim, error)
+	Settle(Settlement) (locked []string, err error)
+	TryDoorbell() (bool, error)
+	ReleaseDoorbell() error
+	Beat() (paused bool, err error)
+	Probe(channel string) error
+	Quiet() time.Duration
+	End() error
+	Discard()
+}
+
+// Ears is what the relay needs of the listener.
+type Ears interface {
+	ProbeChannel() string
+	Heard() time.Time
+}
+
+// Relay moves events from the outbox to the broker: wake, claim, publish, confirm, settle, and
+// again while there is more. One goroutine, in Run, owns all of it; what others have to say
+// comes by bells.
+//
+// Claims overlap with publishing: while half a batch waits for its confirms the next is
+// claimed. Settling waits until half of what is out is done, so that commits are shared.
+type Relay struct {
+	cfg       Config
+	name      string // of this relay, for people
+	open      func(context.Context) (Session, error)
+	publisher Publisher
+	ears      Ears
+	health    *Health
+	metrics   *Metrics
+	log       *slog.Logger
+
+	notified    Bell // a notification came
+	reconnected Bell // notifications may have been missed
+	news        Bell // the publisher has results
+
+	session Session
+	// What was claimed and is not settled outlives a session: the publisher has it.
+	hand      map[string]*held
+	handBytes int64
+	inFlight  int      // with the publisher
+	done      []Result // to be settled
+	locked    []Result // could not be settled: another session has the row locked
+	low       lowWater
+
+	doorbell   doorbell
+	link       Link
+	paused     bool
+	due        bool      // there may be events
+	fullLook   bool      // the next claim looks at everything
+	nextRetry  time.Time // when a failed event is due; zero for none
+	deadline   time.Time // of the shutdown; zero while running
+	probed     time.Time // when LISTEN was last put to the proof
+	listenSick bool
+}
+
+// held is an event in hand.
+type held struct {
+	event   *Event
+	claimed time.Time
+}
+
+// runRelay connects the parts of the relay and works until ctx is done, then finishes what is in
+// flight within SHUTDOWN_TIMEOUT. errShutdownOverrun says that this was not enough.
+func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *Health) error {
+	notified, reconnected, news := NewBell(), NewBell(), NewBell()
+	store := NewStore(cfg)
+	publisher, err := NewAMQPPublisher(cfg, log, m, news, store.Leased)
+	if err != nil {
+		return err
+	}
+	listener := NewListener(cfg, log, m, notified, reconnected)
+	backlog := NewBacklog(cfg, log, m)
+	host, _ := os.Hostname() // for people only
+	relay := &Relay{
+		cfg: cfg, name: fmt.Sprintf("%s, pid %d", host, os.Getpid()),
+		open:      func(ctx context.Context) (Session, error) { return store.Open(ctx) },
+		publisher: publisher, ears: listener, health: h, metrics: m, log: log,
+		notified: notified, reconnected: reconnected, news: news,
+	}
+
+	// The others serve the relay until it has ended, so the signal does not reach them.
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { publisher.Run(serving) })
+	wg.Go(func() { listener.Run(serving) })
+	wg.Go(func() { backlog.Run(serving) })
+	err = relay.Run(ctx)
+	stop()
+	wg.Wait()
+	return err
+}
+
+// Run works until ctx is done, then finishes what is in flight within SHUTDOWN_TIMEOUT. It
+// returns nil after an end in order, errShutdownOverrun, or an error that no restart mends.
+func (r *Relay) Run(ctx context.Context) error {
+	r.hand, r.low = make(map[string]*held), newLowWater()
+	pause := backoff.NewExponentialBackOff()
+	pause.InitialInterval, pause.MaxInterval = restartMin, restartMax
+	failures := &repeatLog{log: r.log.With(keyServer, PeerPostgres), what: "work the outbox"}
+	for {
+		began := time.Now()
+		err := r.workOnce(ctx, func() { failures.OK() })
+		set01(r.metrics.Leader, false)
+		set01(r.metrics.Connected[PeerPostgres], false)
+		r.metrics.SetDoorbell(Deaf)
+		switch {
+		case err == nil, errors.Is(err, errPooler), errors.Is(err, errShutdownOverrun):
+			return err
+		case ctx.Err() != nil && r.session == nil: // never connected in this round: nothing is held
+			return nil
+		}
+		r.publisher.Recall() // without the locks nothing more may be written
+		r.health.Set(checkPostgres, err)
+		r.metrics.ConnectionFailures[PeerPostgres].Inc()
+		failures.Failed(err)
+		if time.Since(began) > 10*restartMax {
+			pause.Reset()
+		}
+		sleep(ctx, pause.NextBackOff())
+		if ctx.Err() != nil && len(r.hand) == 0 {
+			return nil
+		}
+	}
+}
+
+// workOnce opens a working session, waits for the work lock, and works until the session is
+// lost or, which it reports by nil, the relay ended in order.
+func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
+	r.session = nil
+	session, err := r.open(ctx)
+	if err != nil {
+		return err
+	}
+	r.session = session
+	defer session.Discard()
+	set01(r.metrics.Connected[PeerPostgres], true)
+	r.metrics.Reconnects[PeerPostgres].Inc()
+	r.health.Set(checkPostgres, nil)
+	onWorking()
+	if led, err := r.lead(ctx); !led {
+		return err
+	}
+	if err := r.work(ctx); err != nil {
+		return err
+	}
+	return session.End()
+}
+
+// lead waits until the work lock is had. It returns false and nil when ctx ended first.
+func (r *Relay) lead(ctx context.Context) (bool, error) {
+	var known Holder
+	for {
+		led, err := r.session.Lead(r.name)
+		if led || err != nil {
+			if led {
+				r.log.Info("working the outbox", "relay", r.name)
+				r.health.Set(checkRelay, nil)
+				set01(r.metrics.Leader, true)
+			}
+			return led, err
+		}
+		holder, err := r.session.Holder()
+		if err != nil {
+			return false, err
+		}
+		if holder != known && holder != (Holder{}) {
+			known = holder
+			r.log.Info("standing by: another session works the outbox", "holder", holder.String())
+			r.health.Set(checkRelay, nil) // a standby could take over: a rolling deploy waits for that
+		}
+		r.publisherNews() // the link's state, for readiness
+		sleep(ctx, beatInterval)
+		if ctx.Err() != nil {
+			return false, nil
+		}
+	}
+}
+
+// work runs the loop under the work lock.
+func (r *Relay) work(ctx context.Context) error {
+	r.doorbell = doorbell{}
+	r.low = newLowWater()
+	r.nextRetry, r.deadline, r.probed = time.Time{}, time.Time{}, time.Time{}
+	r.wake(CauseStart)
+	r.fullLook = true
+	timers := newTimers(r.cfg.FallbackInterval)
+	defer timers.stop()
+	for {
+		r.publisherNews()
+		if ctx.Err() != nil && r.deadline.IsZero() {
+			r.health.Stop()
+			r.deadline = time.Now().Add(max(r.cfg.ShutdownTimeout-settleReserve, r.cfg.ShutdownTimeout/2))
+			r.publisher.Recall()
+		}
+		stopping := !r.deadline.IsZero()
+		able := r.link.Up && r.link.Blocked == "" && !r.paused && !stopping
+		var err error
+		switch {
+		case r.mustSettle():
+			err = r.settle()
+		case able && r.due && r.room():
+			err = r.claim()
+		case r.maySettle():
+			err = r.settle()
+		case stopping && r.inFlight == 0:
+			return nil
+		case stopping && time.Now().After(r.deadline):
+			return errShutdownOverrun
+		default:
+			var polled bool
+			if polled, err = r.tendDoorbell(able); err == nil && !polled {
+				err = r.wait(ctx, timers)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// wake makes the relay look for events.
+func (r *Relay) wake(cause Cause) {
+	r.due = true
+	r.metrics.Wakeups[cause].Inc()
+}
+
+// publisherNews takes in what the publisher has to say.
+func (r *Relay) publisherNews() {
+	results, link := r.publisher.Take()
+	for _, res := range results {
+		r.take(res)
+	}
+	if link != r.link {
+		if link.Up && link.Blocked == "" { // whatever was missed meanwhile is looked for
+			r.wake(CauseReconnect)
+			r.fullLook = true
+		}
+		r.link = link
+	}
+	r.health.Set(checkRabbitMQ, linkTrouble(link))
+	r.metrics.InFlight.Set(float64(r.inFlight))
+}
+
+// linkTrouble says why nothing can be published; nil when it can.
+func linkTrouble(l Link) error {
+	switch {
+	case l.Blocked != "":
+		return fmt.Errorf("blocked by the broker: %s", l.Blocked)
+	case l.Up:
+		return nil
+	case l.Err != nil:
+		return l.Err
+	default:
+		return errStarting
+	}
+}
+
+// take notes one result.
+func (r *Relay) take(res Result) {
+	r.metrics.Outcomes[res.Outcome].Inc()
+	e := res.Event
+	h := r.hand[e.ID]
+	if h != nil && h.event == e {
+		r.inFlight--
+	}
+	switch {
+	case res.Outcome == Unknown || res.Outcome == Released:
+		r.drop(e)
+		r.low.rewind(e.Seq)
+		r.due = true
+		if res.Outcome == Unknown {
+			r.log.Debug("outcome unknown, will be sent again", append(eventAttrs(e), keyReason, res.Reason)...)
+		}
+		return
+	case res.Outcome == Confirmed:
+		r.metrics.Published.Inc()
+		r.metrics.PublishDelay.Observe(max(time.Since(e.CreatedAt), 0).Seconds())
+		r.log.Debug("published", eventAttrs(e)...)
+	default:
+		r.metrics.CountFailed(e.EventType)
+		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
+	}
+	r.done = append(r.done, res)
+}
+
+// drop forgets an event that was in hand.
+func (r *Relay) drop(e *Event) {
+	if h := r.hand[e.ID]; h != nil && h.event == e {
+		delete(r.hand, e.ID)
+		r.handBytes -= int64(len(e.Payload))
+	}
+}
+
+// room reports whether enough of the batch is done to claim more. A batch of an unordered
+// outbox is one transaction: it must be settled whole first.
+func (r *Relay) room() bool {
+	if r.cfg.Ordering == orderingNone {
+		return len(r.hand) == 0
+	}
+	return len(r.hand)-len(r.locked) <= r.cfg.BatchSize/2 && r.handBytes <= r.cfg.BatchBytes/2
+}
+
+// mustSettle: a failed event holds its aggregate back only once that is written down, so before
+// the next claim.
+func (r *Relay) mustSettle() bool {
+	if r.cfg.Ordering == orderingNone {
+		return len(r.done) > 0 && r.inFlight == 0
+	}
+	for _, res := range r.done {
+		if res.Outcome != Confirmed {
+			return true
+		}
+	}
+	return len(r.done) > 0 && r.due && !r.room()
+}
+
+// maySettle: half of what is out is done, or all.
+func (r *Relay) maySettle() bool {
+	return r.cfg.Ordering == orderingAggregate && len(r.done) > 0 && len(r.done) >= r.inFlight
+}
+
+// claim takes the next events and hands them to the publisher.
+func (r *Relay) claim() error {
+	q := ClaimQuery{
+		Mark:   r.low.mark,
+		Limit:  r.cfg.BatchSize,
+		Bytes:  max(r.cfg.BatchBytes-r.handBytes, 1),
+		InHand: make([]string, 0, len(r.hand)),
+	}
+	if r.fullLook || r.cfg.Ordering == orderingNone { // rows that others have locked are behind the mark
+		q.Mark = -1
+	}
+	for id := range r.hand {
+		q.InHand = append(q.InHand, id)
+	}
+	c, err := r.session.Claim(q)
+	if err != nil {
+		return err
+	}
+	r.metrics.Claims.Inc()
+	r.low.claimed(c)
+	r.due = c.More
+	if !c.More {
+		r.fullLook = false
+	}
+	r.nextRetry = time.Time{}
+	if c.NextRetry > 0 {
+		r.nextRetry = time.Now().Add(c.NextRetry)
+	}
+	events := c.Events
+	if len(r.locked) > 0 {
+		events = r.withoutLocked(events)
+	}
+	if len(events) == 0 {
+		return nil
+	}
+	now := time.Now()
+	for _, e := range events {
+		r.hand[e.ID] = &held{event: e, claimed: now}
+		r.handBytes += int64(len(e.Payload))
+	}
+	r.inFlight += len(events)
+	r.metrics.BatchEvents.Observe(float64(len(events)))
+	r.publisher.Publish(events)
+	return nil
+}
+
+// withoutLocked leaves out what follows an event whose failure could not be written down.
+func (r *Relay) withoutLocked(events []*Event) []*Event {
+	held := make(map[Aggregate]bool)
+	for _, res := range r.locked {
+		if res.Outcome != Confirmed {
+			held[res.Event.Aggregate()] = true
+		}
+	}
+	kept := events[:0]
+	for _, e := range events {
+		if held[e.Aggregate()] {
+			r.low.rewind(e.Seq)
+			continue
+		}
+		kept = append(kept, e)
+	}
+	return kept
+}
+
+// settle marks what is done.
+func (r *Relay) settle() error {
+	done := append(r.done, r.locked...)
+	var s Settlement
+	for _, res := range done {
+		if res.Outcome == Confirmed {
+			s.Confirmed = append(s.Confirmed, res.Event)
+		} else {
+			s.Failed = append(s.Failed, r.failure(res))
+		}
+	}
+	locked, err := r.session.Settle(s)
+	if err != nil {
+		r.done, r.locked = done, nil
+		return err
+	}
+	r.metrics.Settles.Inc()
+	isLocked := make(map[string]bool, len(locked))
+	for _, id := range locked {
+		isLocked[id] = true
+	}
+	r.done, r.locked = nil, nil
+	for _, res := range done {
+		if isLocked[res.Event.ID] {
+			r.locked = append(r.locked, res)
+			continue
+		}
+		r.settled(res)
+	}
+	if len(r.locked) > 0 {
+		r.metrics.SettleSkipped.Add(float64(len(r.locked)))
+	}
+	for _, f := range s.Failed {
+		if at := time.Now().Add(f.Retry); r.nextRetry.IsZero() || at.Before(r.nextRetry) {
+			r.nextRetry = at
+		}
+	}
+	return nil
+}
+
+// settled forgets an event that is marked.
+func (r *Relay) settled(res Result) {
+	e := res.Event
+	h := r.hand[e.ID]
+	if h != nil && h.event == e {
+		r.metrics.BatchDuration.Observe(time.Since(h.claimed).Seconds())
+	}
+	if h == nil || e.Retried { // it held later events back; they may go on
+		r.low.rewind(e.Seq)
+		r.due = true
+	}
+	r.drop(e)
+}
+
+// failure is what to write down for an event that was not confirmed.
+func (r *Relay) failure(res Result) Failure {
+	e := res.Event
+	f := Failure{Event: e, Attempts: e.Attempts, Reason: res.Outcome.String() + ": " + res.Reason}
+	if res.Outcome.CountsAttempt() {
+		f.Attempts++
+		f.Dead = res.Final || f.Attempts >= r.cfg.MaxAttempts
+	}
+	if res.Outcome == Nacked { // a full queue is a condition that passes
+		f.DeadAfter = r.cfg.DeadAfter
+	}
+	f.Retry = retryDelay(r.cfg.RetryBase, r.cfg.RetryMax, max(f.Attempts, 1))
+	return f
+}
+
+// retryDelay is how long after its nth failure an event is tried again: base doubled n-1 times,
+// at most longest, less up to a fifth so that failures of one moment spread.
+func retryDelay(base, longest time.Duration, n int) time.Duration {
+	d := longest
+	if n <= 40 { // 2^39 times anything reasonable is over any limit
+		if doubled := base << (n - 1); doubled > 0 && doubled>>(n-1) == base {
+			d = min(doubled, longest)
+		}
+	}
+	return d - time.Duration(rand.Int64N(int64(d)/5+1))
+}

@@ -1,0 +1,130 @@
+package main
+
+import (
+	"context"
+	"time"
+)
+
+// timers are those of the relay's loop.
+type timers struct {
+	beat     *time.Ticker
+	fallback *time.Ticker
+	wake     *time.Timer // the next retry, poll, or end of patience
+}
+
+func newTimers(fallback time.Duration) *timers {
+	return &timers{time.NewTicker(beatInterval), time.NewTicker(fallback), time.NewTimer(time.Hour)}
+}
+
+func (t *timers) stop() {
+	t.beat.Stop()
+	t.fallback.Stop()
+	t.wake.Stop()
+}
+
+// wait sleeps until something happens.
+func (r *Relay) wait(ctx context.Context, t *timers) error {
+	done := ctx.Done()
+	if !r.deadline.IsZero() {
+		done = nil // known by now
+	}
+	at, cause := r.nextWake()
+	t.wake.Reset(time.Until(at))
+	select {
+	case <-done:
+	case <-r.news:
+	case <-r.notified:
+		r.wake(CauseNotify)
+	case <-r.reconnected:
+		r.wake(CauseReconnect)
+		r.fullLook = true
+	case <-t.fallback.C:
+		r.wake(CauseFallback)
+		r.fullLook = true
+	case <-t.beat.C:
+		return r.beat()
+	case <-t.wake.C:
+		if cause != "" {
+			r.wake(cause)
+		}
+	}
+	return nil
+}
+
+// nextWake is when the loop must go on by itself, and what for.
+func (r *Relay) nextWake() (time.Time, Cause) {
+	at, cause := time.Now().Add(time.Hour), Cause("")
+	if !r.deadline.IsZero() {
+		at = r.deadline
+	}
+	if poll := r.doorbell.nextPoll; !poll.IsZero() && poll.Before(at) {
+		at, cause = poll, CauseAwake
+	}
+	if !r.nextRetry.IsZero() && r.nextRetry.Before(at) && r.link.Up {
+		at, cause = r.nextRetry, CauseRetry
+	}
+	return at, cause
+}
+
+// beat proves the session when nothing else did, and sees to what is done once a second.
+func (r *Relay) beat() error {
+	if len(r.locked) > 0 {
+		if err := r.settle(); err != nil {
+			return err
+		}
+	}
+	paused, err := r.session.Beat()
+	if err != nil {
+		return err
+	}
+	if paused != r.paused {
+		r.paused = paused
+		set01(r.metrics.Paused, paused)
+		r.log.Info("paused by an operator", "paused", paused)
+		if !paused {
+			r.wake(CauseStart)
+			r.fullLook = true
+		}
+	}
+	r.reportPause()
+	return r.proveListen()
+}
+
+func (r *Relay) reportPause() {
+	if r.paused {
+		r.health.Set(checkRelay, errPaused)
+	} else {
+		r.health.Set(checkRelay, nil)
+	}
+}
+
+// proveListen notifies our own channel now and then: LISTEN succeeds behind a transaction
+// pooler and on a dead link too, only a round trip shows that notifications arrive.
+func (r *Relay) proveListen() error {
+	since := time.Since(r.probed)
+	if r.probed.IsZero() || since >= probeInterval {
+		r.probed = time.Now()
+		return r.session.Probe(r.ears.ProbeChannel())
+	}
+	heard := r.ears.Heard()
+	if sick := heard.Before(r.probed); since >= probePatience && sick != r.listenSick || !sick {
+		if sick && !r.listenSick {
+			r.log.Warn("notifications do not arrive: events wait for the fallback poll", "fallback_interval", r.cfg.FallbackInterval)
+		} else if !sick && r.listenSick {
+			r.log.Info("notifications arrive again")
+		}
+		r.listenSick = sick
+		set01(r.metrics.ListenHealthy, !sick)
+	}
+	return nil
+}
+
+// sleep waits for d or until ctx is done.
+func sleep(ctx context.Context, d time.Duration) {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+	case <-t.C:
+	}
+}

@@ -1,0 +1,91 @@
+-- claim: the events to publish next, in order, bounded in rows and in bytes, with what the relay
+-- must know to claim again: whether there is more, how far the outbox was seen, when the next
+-- retry is due. One row of kind 0 with these facts, then one of kind 1 an event.
+--
+--   $1  low-water mark: fresh rows with a seq up to it are known to be dealt with   bigint
+--   $2  rows at most                                                                int
+--   $3  payload bytes at most; one event is claimed in any case                     bigint
+--   $4  payloads over this many bytes are not loaded                                bigint
+--   $5  ids in hand: claimed before and not settled yet                             uuid[]
+--   $6  dead letters hold their aggregate back                                      boolean
+--
+-- Indexes: outbox_events_fresh in its own order from $1 on, outbox_events_retry by time, and
+-- outbox_events_blocking for each candidate. It takes no lock when ordered: the caller alone
+-- works the outbox. Unordered, it locks what it returns and passes over what others locked.
+--
+-- The order of an aggregate rests on this: a row is passed over while an earlier one of its
+-- aggregate has failed and is not processed, due or not. Once that one is confirmed (or dead
+-- and not holding) the caller moves the mark back below it.
+--
+-- The payload is taken in the form in which its bytes go out: as text, or bytea as it is.
+WITH retries AS MATERIALIZED (
+    SELECT e.id, e.seq, e.created_at, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
+           e.headers, e.attempts, e.last_error
+    FROM outbox_events e
+    WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after <= now()
+      AND e.id <> ALL ($5::uuid[])
+{{if .Ordered}}      AND NOT EXISTS (
+          SELECT FROM outbox_events b
+          WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
+            AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
+            AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
+            AND (b.dead_at IS NULL OR $6))
+{{end}}    ORDER BY e.retry_after
+    LIMIT ($2::int + 1) / 2 -- a crowd of failing events leaves room for fresh ones
+{{if not .Ordered}}    FOR UPDATE OF e SKIP LOCKED
+{{end}}), fresh AS MATERIALIZED (
+    SELECT e.id, e.seq, e.created_at, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
+           e.headers, e.attempts, e.last_error
+    FROM outbox_events e
+    WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after IS NULL
+      AND e.seq > $1::bigint
+      AND e.id <> ALL ($5::uuid[])
+{{if .Ordered}}      AND NOT EXISTS (
+          SELECT FROM outbox_events b
+          WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
+            AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
+            AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
+            AND (b.dead_at IS NULL OR $6))
+{{end}}    ORDER BY e.seq, e.created_at, e.id
+    LIMIT $2::int
+{{if not .Ordered}}    FOR UPDATE OF e SKIP LOCKED
+{{end}}), candidates AS (
+    -- A cheap bound on the bytes first, so that only what may be returned is unpacked: the size
+    -- as stored, and twenty times that where it is compressed.
+    SELECT c.*, row_number() OVER w AS n,
+           sum(pg_column_size(c.payload)
+               * CASE WHEN pg_column_compression(c.payload) IS NULL THEN 1 ELSE 20 END) OVER w AS stored
+    FROM (SELECT true AS retry, * FROM retries UNION ALL SELECT false, * FROM fresh) c
+    WINDOW w AS (ORDER BY NOT c.retry, c.seq, c.created_at, c.id ROWS UNBOUNDED PRECEDING)
+), loaded AS (
+    SELECT n, retry, id, seq, created_at, aggregate_type, aggregate_id, event_type,
+           {{.Payload}} AS body, headers::text AS headers, attempts, last_error
+    FROM candidates
+    WHERE n <= $2::int AND (n = 1 OR stored <= $3::bigint)
+    OFFSET 0 -- keeps the conversion of a payload from being done twice
+), measured AS (
+    SELECT *, octet_length(body) AS bytes, octet_length(body) > $4::bigint AS oversized,
+           sum(CASE WHEN octet_length(body) > $4::bigint THEN 0 ELSE octet_length(body) END
+               + coalesce(octet_length(headers), 0)) OVER (ORDER BY n ROWS UNBOUNDED PRECEDING) AS total
+    FROM loaded
+)
+SELECT 0 AS kind, 0::bigint AS n, NULL::boolean AS retry, NULL::text AS id,
+       (SELECT max(seq) FROM outbox_events
+        WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL AND seq > $1::bigint) AS seq,
+       NULL::text AS aggregate_type, NULL::text AS aggregate_id, NULL::text AS event_type,
+       NULL::{{.PayloadType}} AS body, NULL::int AS bytes, NULL::boolean AS oversized, NULL::text AS headers,
+       NULL::int AS attempts, NULL::bigint AS created_us, NULL::boolean AS isolate,
+       (SELECT count(*) FROM retries) AS retries,
+       (SELECT count(*) FROM fresh) AS fresh,
+       (SELECT (extract(epoch FROM min(retry_after) - clock_timestamp()) * 1000)::bigint FROM outbox_events
+        WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL AND retry_after > now()) AS retry_ms,
+       pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS xmin,
+       pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax
+UNION ALL
+SELECT 1, n, retry, id::text, seq, aggregate_type, aggregate_id, event_type,
+       CASE WHEN oversized THEN NULL ELSE body END, bytes, oversized, headers, attempts,
+       CASE WHEN isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000000)::bigint END,
+       coalesce(starts_with(last_error, 'the broker closed the channel'), false),
+       NULL, NULL, NULL, NULL, NULL
+FROM measured
+WHERE n = 1 OR total <= $3::bigint

@@ -1,0 +1,38 @@
+-- settle: marks what became of events, in one commit. Returns the ids it changed.
+--
+--   $1  confirmed                                              uuid[]
+--   $2  failed, and for each of them:                          uuid[]
+--   $3    attempts it had when it was claimed                  int[]
+--   $4    attempts it has now                                  int[]
+--   $5    retry in this many milliseconds                      bigint[]
+--   $6    dead if at least this many milliseconds old, or NULL bigint[]
+--   $7    why                                                  text[]
+--
+-- By the primary key. Never marks a row twice, and counts no failure that somebody else has
+-- counted or forgiven meanwhile: whoever woke up late changes nothing. {{if .SkipLocked}}Rows that another session
+-- has locked are passed over.{{else}}It waits for a locked row as long as lock_timeout allows.{{end}}
+WITH confirmed AS (
+    UPDATE outbox_events SET processed_at = clock_timestamp()
+    WHERE id = ANY ({{if .SkipLocked}}ARRAY(
+              SELECT id FROM outbox_events WHERE id = ANY ($1::uuid[]) AND processed_at IS NULL
+              FOR UPDATE SKIP LOCKED){{else}}$1::uuid[]{{end}})
+      AND processed_at IS NULL
+    RETURNING id
+), failures AS MATERIALIZED (
+    SELECT f.* FROM unnest($2::uuid[], $3::int[], $4::int[], $5::bigint[], $6::bigint[], $7::text[])
+        AS f (id, claimed, attempts, retry_ms, dead_ms, reason)
+{{if .SkipLocked}}    JOIN outbox_events e USING (id)
+    FOR UPDATE OF e SKIP LOCKED
+{{end}}), failed AS (
+    UPDATE outbox_events e
+    SET attempts = f.attempts,
+        last_error = f.reason,
+        dead_at = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'
+                       THEN clock_timestamp() END,
+        retry_after = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'
+                           THEN NULL ELSE clock_timestamp() + f.retry_ms * interval '1 ms' END
+    FROM failures f
+    WHERE e.id = f.id AND e.processed_at IS NULL AND e.dead_at IS NULL AND e.attempts = f.claimed
+    RETURNING e.id
+)
+SELECT id::text FROM confirmed UNION ALL SELECT id::text FROM failed

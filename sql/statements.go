@@ -1,0 +1,58 @@
+package sqlfiles
+
+import (
+	_ "embed"
+	"strings"
+	"text/template"
+)
+
+var (
+	//go:embed claim.sql
+	claim string
+	//go:embed settle.sql
+	settle string
+	//go:embed session.sql
+	session string
+	// Backlog counts what is pending and dead, for gauges.
+	//
+	//go:embed backlog.sql
+	Backlog string
+)
+
+// Claim is claim.sql for an ordered or unordered outbox whose payload column has this type, as
+// PostgreSQL spells it. Prepare it: it has parameters.
+func Claim(ordered bool, payloadType string) string {
+	payload := "payload::text"
+	if payloadType == "bytea" {
+		payload = "payload"
+	} else {
+		payloadType = "text"
+	}
+	return fill(claim, struct {
+		Ordered              bool
+		Payload, PayloadType string
+	}{ordered, payload, payloadType})
+}
+
+// Settle is settle.sql. With skipLocked it passes over rows that another session has locked;
+// without it is faster, and fails with lock_not_available.
+func Settle(skipLocked bool) string {
+	return fill(settle, struct{ SkipLocked bool }{skipLocked})
+}
+
+// Session is one statement of session.sql by the name in its "-- section:" line.
+func Session(name string) string { return section(session, name) }
+
+// SessionLock is a statement of session.sql about the advisory lock of a class on a table.
+func SessionLock(name string, class int32, table uint32) string {
+	return fill(Session(name), struct{ Class, Key int32 }{class, LockKey(table)})
+}
+
+// fill executes an embedded template. It panics on a mistake in it: the texts are part of the program.
+func fill(text string, data any) string {
+	var b strings.Builder
+	if err := template.Must(template.New("sql").Parse(text)).Execute(&b, data); err != nil {
+		panic(err)
+	}
+	return b.String()
+}

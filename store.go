@@ -1,0 +1,343 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
+
+	"outbox-relay/internal/boundedconn"
+	sqlfiles "outbox-relay/sql"
+)
+
+const (
+	// connectTimeout bounds dialling PostgreSQL and each write to it.
+	connectTimeout = 5 * time.Second
+	// answerTimeout is the longest wait for an answer of PostgreSQL: a little over the
+	// statement_timeout that sql/session.sql sets, so that the server is the first to give up.
+	answerTimeout = 12 * time.Second
+	// leaseTime is how long after an answer of PostgreSQL the relay may still publish: half of the
+	// time after which the server ends a silent session and with it the locks.
+	leaseTime = 6 * time.Second
+	// minServerVersion is 14.0.
+	minServerVersion = 140000
+)
+
+var (
+	// errPooler: the connection does not reach one server session, so locks mean nothing. A
+	// restart does not help.
+	errPooler = errors.New("DATABASE_URL leads through a transaction pooler: the relay's locks and LISTEN need a session of their own; name the server itself or a session-mode pool")
+	// errTableSwapped: outbox_events is another table than when the session began.
+	errTableSwapped = errors.New("outbox_events is another table now")
+)
+
+// Store makes working sessions in PostgreSQL. Its methods may be called by several goroutines.
+type Store struct {
+	cfg  Config
+	last atomic.Int64 // when the query was sent that PostgreSQL answered last, as monotonic nanoseconds since start
+}
+
+// start makes monotonic readings small numbers.
+var start = time.Now()
+
+// NewStore makes a store; it connects to nothing.
+func NewStore(cfg Config) *Store { return &Store{cfg: cfg} }
+
+// Leased reports whether the working session was heard of recently enough to still have its
+// locks. Safe for any goroutine.
+func (st *Store) Leased() bool {
+	last := st.last.Load()
+	return last != 0 && time.Since(start)-time.Duration(last) < leaseTime
+}
+
+// WorkingSession is the one server session that holds the relay's locks and runs claim and
+// settle. It is never repaired: any error discards it, and with it the locks. Not safe for
+// concurrent use.
+//
+// Contexts play no part in it, since cancelling one would end the session: time is bounded by
+// statement_timeout and by limits on every read and write of its connection.
+type WorkingSession struct {
+	st          *Store
+	db          *sql.DB
+	conn        *sql.Conn
+	claim       *sql.Stmt
+	settle      *sql.Stmt
+	table       uint32 // oid of outbox_events
+	contentType string
+	ClockAhead  time.Duration // of the server's clock before ours
+	inTx        bool          // a batch of an unordered outbox is open
+	led         bool          // the work lock was had
+}
+
+// Open makes a session that holds no locks yet. ctx ends the connecting only.
+func (st *Store) Open(ctx context.Context) (*WorkingSession, error) {
+	s := &WorkingSession{st: st}
+	if err := s.open(ctx); err != nil {
+		s.Discard()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *WorkingSession) open(ctx context.Context) error {
+	db, err := openDatabase(s.st.cfg)
+	if err != nil {
+		return err
+	}
+	s.db = db
+	if s.conn, err = db.Conn(ctx); err != nil {
+		return err
+	}
+	if _, err := s.exec(sqlfiles.Session("setup")); err != nil {
+		return err
+	}
+	var table sql.NullInt64
+	var payloadType sql.NullString
+	var pid, version int
+	var standby bool
+	var clock int64
+	sent := time.Now()
+	err = s.conn.QueryRowContext(context.Background(), sqlfiles.Session("facts")).
+		Scan(&table, &payloadType, &pid, &standby, &version, &clock)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return errors.New("table outbox_events does not exist in the search_path: run `outbox-relay migrate`")
+	case err != nil:
+		return err
+	case version < minServerVersion:
+		return fmt.Errorf("PostgreSQL %d is too old: the relay needs 14 or later", version/10000)
+	case standby:
+		return errors.New("the server is a read-only standby: name the primary, or all hosts and target_session_attrs=read-write")
+	}
+	s.ClockAhead = time.UnixMicro(clock).Sub(sent.Add(time.Since(sent) / 2))
+	s.table = uint32(table.Int64)
+	s.contentType = contentTypes[payloadType.String]
+	if s.contentType == "" {
+		return fmt.Errorf("outbox_events.payload is of type %q: it must be jsonb, json, text or bytea", payloadType.String)
+	}
+	if err := s.refusePooler(ctx, pid); err != nil {
+		return err
+	}
+	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), payloadType.String)); err != nil {
+		return err
+	}
+	s.settle, err = s.prepare(sqlfiles.Settle(false))
+	return err
+}
+
+// contentTypes maps the payload column's type to the content type of messages.
+var contentTypes = map[string]string{
+	"jsonb": "application/json", "json": "application/json",
+	"text": "text/plain", "character varying": "text/plain",
+	"bytea": "application/octet-stream",
+}
+
+// openDatabase makes a pool whose connections are bounded in every read and write.
+func openDatabase(cfg Config) (*sql.DB, error) {
+	dsn, err := cfg.databaseDSN()
+	if err != nil {
+		return nil, err
+	}
+	connector, err := pq.NewConnector(dsn)
+	if err != nil {
+		return nil, err
+	}
+	connector.Dialer(boundedconn.Dialer{ConnectTimeout: connectTimeout, ReadTimeout: answerTimeout, WriteTimeout: connectTimeout})
+	return sql.OpenDB(connector), nil
+}
+
+// refusePooler finds a transaction pooler: outside of a transaction it lends our server session
+// to whoever begins one.
+func (s *WorkingSession) refusePooler(ctx context.Context, pid int) error {
+	other, err := s.db.Conn(ctx)
+	if err != nil {
+		return fmt.Errorf("second connection: %w", err)
+	}
+	defer func() {
+		_ = other.Raw(func(any) error { return driver.ErrBadConn }) // close it, don't pool it
+	}()
+	tx, err := other.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	var otherPID, ourPID int
+	if err := tx.QueryRowContext(ctx, sqlfiles.Session("backend")).Scan(&otherPID); err != nil {
+		return err
+	}
+	if err := s.conn.QueryRowContext(context.Background(), sqlfiles.Session("backend")).Scan(&ourPID); err != nil {
+		return err
+	}
+	if otherPID == pid || ourPID != pid {
+		return errPooler
+	}
+	return nil
+}
+
+func (s *WorkingSession) prepare(query string) (*sql.Stmt, error) {
+	stmt, err := s.conn.PrepareContext(context.Background(), query)
+	if pq.As(err, pqerror.UndefinedColumn, pqerror.UndefinedTable) != nil {
+		return nil, fmt.Errorf("the outbox's schema is not up to date: run `outbox-relay migrate`: %w", err)
+	}
+	if pq.As(err, pqerror.InsufficientPrivilege) != nil {
+		return nil, fmt.Errorf("the relay's role lacks a right, sql/roles.sql lists them: %w", err)
+	}
+	return stmt, err
+}
+
+func (s *WorkingSession) ordered() bool { return s.st.cfg.Ordering == orderingAggregate }
+
+// answered renews the lease: PostgreSQL answered what was sent at that time.
+func (s *WorkingSession) answered(sent time.Time) {
+	s.st.last.Store(int64(sent.Sub(start)))
+}
+
+// Quiet is how long ago PostgreSQL was last asked something that it answered.
+func (s *WorkingSession) Quiet() time.Duration {
+	return time.Since(start) - time.Duration(s.st.last.Load())
+}
+
+func (s *WorkingSession) exec(query string, args ...any) (sql.Result, error) {
+	sent := time.Now()
+	res, err := s.conn.ExecContext(context.Background(), query, args...)
+	if err == nil {
+		s.answered(sent)
+	}
+	return res, err
+}
+
+func (s *WorkingSession) queryRow(query string, dest ...any) error {
+	sent := time.Now()
+	err := s.conn.QueryRowContext(context.Background(), query).Scan(dest...)
+	if err == nil {
+		s.answered(sent)
+	}
+	return err
+}
+
+// Lead tries to get the work lock: alone when ORDERING=aggregate, beside other relays of the
+// same kind when ORDERING=none. It never waits.
+func (s *WorkingSession) Lead(name string) (bool, error) {
+	lock := "work lock shared"
+	if s.ordered() {
+		lock = "work lock exclusive"
+	}
+	if err := s.queryRow(sqlfiles.SessionLock(lock, sqlfiles.WorkLockClass, s.table), &s.led); err != nil {
+		return false, fmt.Errorf("try the work lock: %w", err)
+	}
+	if s.led && s.ordered() {
+		if _, err := s.exec(sqlfiles.Session("begin work"), name); err != nil {
+			return false, fmt.Errorf("note the leader: %w", err)
+		}
+	}
+	return s.led, nil
+}
+
+// Holder is who has the work lock.
+type Holder struct {
+	PID             int
+	User            string
+	ApplicationName string
+}
+
+func (h Holder) String() string {
+	return fmt.Sprintf("pid %d, user %s, application_name %q", h.PID, h.User, h.ApplicationName)
+}
+
+// Holder returns a holder of the work lock; the zero Holder when there is none any more.
+func (s *WorkingSession) Holder() (Holder, error) {
+	var h Holder
+	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), &h.PID, &h.User, &h.ApplicationName)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return h, fmt.Errorf("look who holds the work lock: %w", err)
+	}
+	return h, nil
+}
+
+// TryDoorbell tries to get the doorbell lock, with which every writer's commit rings.
+func (s *WorkingSession) TryDoorbell() (got bool, err error) {
+	if err := s.queryRow(sqlfiles.SessionLock("doorbell try", sqlfiles.DoorbellLockClass, s.table), &got); err != nil {
+		return false, fmt.Errorf("try the doorbell lock: %w", err)
+	}
+	return got, nil
+}
+
+// ReleaseDoorbell lets writers be silent.
+func (s *WorkingSession) ReleaseDoorbell() error {
+	var had bool
+	if err := s.queryRow(sqlfiles.SessionLock("doorbell release", sqlfiles.DoorbellLockClass, s.table), &had); err != nil {
+		return fmt.Errorf("release the doorbell lock: %w", err)
+	}
+	return nil
+}
+
+// Beat proves that the session lives, renews the lease, and reports whether the outbox is paused.
+func (s *WorkingSession) Beat() (paused bool, err error) {
+	var table int64
+	if err := s.queryRow(sqlfiles.Session("beat"), &paused, &table); err != nil {
+		return false, fmt.Errorf("beat: %w", err)
+	}
+	if uint32(table) != s.table {
+		return false, errTableSwapped
+	}
+	return paused, nil
+}
+
+// Probe notifies channel, to prove that notifications arrive.
+func (s *WorkingSession) Probe(channel string) error {
+	if _, err := s.exec(sqlfiles.Session("probe"), channel); err != nil {
+		return fmt.Errorf("probe notifications: %w", err)
+	}
+	return nil
+}
+
+// End notes that the relay ended in order and gives the locks up.
+func (s *WorkingSession) End() error {
+	defer s.Discard()
+	if s.inTx {
+		if err := s.commit(); err != nil {
+			return err
+		}
+	}
+	if s.led && s.ordered() {
+		if _, err := s.exec(sqlfiles.Session("end work")); err != nil {
+			return fmt.Errorf("note the end: %w", err)
+		}
+	}
+	return nil
+}
+
+// Discard closes the session, and with it ends its locks. Safe to call twice.
+func (s *WorkingSession) Discard() {
+	s.st.last.Store(0)
+	if s.conn != nil {
+		// Conn.Close would put the connection back into the pool, with our locks.
+		_ = s.conn.Raw(func(any) error { return driver.ErrBadConn })
+	}
+	if s.db != nil {
+		_ = s.db.Close()
+	}
+}
+
+// uuidArray formats ids, which are UUIDs and so need no quoting, as an array.
+func uuidArray(ids []string) string { return "{" + strings.Join(ids, ",") + "}" }
+
+// intArray formats integers as an array.
+func intArray[T int | int64](ns []T) string {
+	b := []byte{'{'}
+	for i, n := range ns {
+		if i > 0 {
+			b = append(b, ',')
+		}
+		b = strconv.AppendInt(b, int64(n), 10)
+	}
+	return string(append(b, '}'))
+}
