@@ -48,8 +48,7 @@ func checkAMQPURL(raw string) (faults []string) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(u.Query())) {
 		if !slices.Contains(amqpParameters, name) {
-			faults = append(faults, "a parameter is not known; known are "+strings.Join(amqpParameters, ", "))
-			break // unnamed, so once is enough
+			faults = append(faults, fmt.Sprintf("parameter %q would be ignored; known are %s", name, strings.Join(amqpParameters, ", ")))
 		}
 	}
 	if _, err := amqp.ParseURI(raw); err != nil {

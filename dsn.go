@@ -93,24 +93,42 @@ func prepareDSN(raw string) (dsn string, faults []string) {
 	}
 
 	missing := map[string]string{}
-	if cfg.ConnectTimeout <= 0 { // 0 would mean no limit, which is not offered
+	if cfg.ConnectTimeout <= 0 {
 		missing["connect_timeout"] = strconv.Itoa(connectTimeoutSeconds)
 	}
 	if cfg.ApplicationName == "" {
 		missing["application_name"] = applicationName
 	}
+	if dsn = withParameters(raw, u, missing); !hasConnectTimeout(dsn) {
+		return "", []string{"connect_timeout must be 1 or more seconds: 0 would wait for ever"}
+	}
+	return dsn, nil
+}
+
+// withParameters adds parameters to a DSN, which u is when it is a URL. Those it has already stay.
+func withParameters(raw string, u *url.URL, add map[string]string) string {
 	if u != nil {
 		q := u.Query()
-		for k, v := range missing {
-			q.Set(k, v)
+		for k, v := range add {
+			if !q.Has(k) {
+				q.Set(k, v)
+			}
 		}
 		u.RawQuery = q.Encode()
-		return u.String(), nil
+		return u.String()
 	}
-	for _, k := range slices.Sorted(maps.Keys(missing)) {
-		raw += " " + k + "=" + missing[k] // the last of a name wins
+	// In front, where later ones of the same name win; after an empty value at the end, they
+	// would become that value.
+	var b strings.Builder
+	for _, k := range slices.Sorted(maps.Keys(add)) {
+		b.WriteString(k + "=" + add[k] + " ")
 	}
-	return raw, nil
+	return b.String() + raw
+}
+
+func hasConnectTimeout(dsn string) bool {
+	cfg, err := pq.NewConfig(dsn)
+	return err == nil && cfg.ConnectTimeout > 0
 }
 
 // pqSafe matches what lib/pq's errors say of a DSN without quoting its values: the name of a
@@ -118,7 +136,7 @@ func prepareDSN(raw string) (dsn string, faults []string) {
 var pqSafe = regexp.MustCompile(`wrong value for "[a-z_]+"|wrong value for \$[A-Z_]+|supported values are .*|` +
 	`environment variable \$[A-Z_]+ is not supported.*|could not match \d+ .*|missing character after backslash|` +
 	`unterminated quoted string literal|unsupported client_encoding|unsupported datestyle|` +
-	`(min|max)_protocol_version|weak sslmode "[a-z-]+" may not be used.*|service file|definition of service`)
+	`(min|max)_protocol_version|weak sslmode "[a-z-]+" may not be used.*|service file "[^"]*" not found|definition of service "[^"]*" not found`)
 
 // scrubPQ says what lib/pq disliked about a DSN. Its own errors quote values, and where a
 // password is quoted wrongly any value may be a part of it.
@@ -137,25 +155,26 @@ func scrubPQ(err error) string {
 }
 
 // parseURL parses a URL, or says what is wrong with it without quoting any of it: a reserved
-// character in a password moves parts of the password into every other place of a URL.
+// character in a password moves parts of the password into every other place of a URL. What it
+// lets pass holds the password only where it belongs.
 func parseURL(raw string) (u *url.URL, fault string) {
-	const encode = "; reserved characters in user name and password must be percent-encoded (@ as %40, : as %3A, / as %2F, ? as %3F, # as %23, % as %25)"
+	const encode = ": reserved characters in user name and password must be percent-encoded (@ as %40, / as %2F, ? as %3F, # as %23, % as %25)"
 	u, err := url.Parse(raw)
 	if err != nil {
 		for _, known := range []string{"invalid port", "invalid URL escape", "invalid userinfo",
 			"invalid control character", "invalid character", "missing ']' in host"} {
 			if strings.Contains(err.Error(), known) {
-				return nil, "not a URL: " + known + encode
+				return nil, "not a URL (" + known + ")" + encode
 			}
 		}
 		return nil, "not a URL" + encode
 	}
 	_, rest, _ := strings.Cut(raw, "://")
-	switch {
-	case strings.Contains(raw, "#"):
+	if strings.Contains(raw, "#") {
 		return nil, "has a # in it" + encode
-	case u.User == nil && strings.Contains(rest, "@"):
-		return nil, "the @ does not end a user name" + encode
+	}
+	if i := strings.IndexAny(rest, "/?"); i >= 0 && strings.Contains(rest[i:], "@") {
+		return nil, "has an @ after the host" + encode
 	}
 	return u, ""
 }
@@ -180,4 +199,14 @@ func redactedDSN(raw string) string {
 		hosts = append(hosts, host(m.Host, m.Hostaddr, m.Port))
 	}
 	return fmt.Sprintf("postgres://%s@%s/%s", url.PathEscape(cfg.User), strings.Join(hosts, ","), url.PathEscape(cfg.Database))
+}
+
+// pgFaults names the variables that lib/pq finds in the environment by itself and refuses.
+func pgFaults(lookup func(string) (string, bool)) (faults []fault) {
+	for _, name := range refusedPGVariables {
+		if _, ok := lookup(name); ok {
+			faults = append(faults, fault{name, "not supported, every connect would fail: unset it"})
+		}
+	}
+	return faults
 }

@@ -1,4 +1,153 @@
 // Command outbox-relay publishes the events of a transactional outbox in PostgreSQL to RabbitMQ.
 package main
 
-func main() {}
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+	"time"
+)
+
+// Exit codes.
+const (
+	exitClean         = 0
+	exitFailed        = 1 // a restart may help
+	exitMisconfigured = 2 // a restart will not help
+	exitOverrun       = 3 // SHUTDOWN_TIMEOUT passed before all was settled; what was unsettled is sent again
+)
+
+// shutdownGrace is how much longer than SHUTDOWN_TIMEOUT, which the relay itself keeps to, run
+// waits before it gives up on the relay.
+const shutdownGrace = 500 * time.Millisecond
+
+func main() {
+	os.Exit(run(context.Background(), os.Args[1:], os.Environ(), os.Stdout, os.Stderr))
+}
+
+// run does what the arguments say and returns the exit code. It ends when ctx is done, as it does
+// on SIGINT or SIGTERM; a second signal ends the process at once.
+func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+	command, cfg, faults, err := parseConfig(args, environ, stdout)
+	if err == nil {
+		err = cfg.validate(command, faults, lookup(environ))
+	}
+	if err != nil {
+		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
+		if command == "healthcheck" {
+			return exitFailed // container engines know 0 and 1 only
+		}
+		return exitMisconfigured
+	}
+
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // the next signal has its default effect
+
+	switch command {
+	case "run":
+		err = serveRelay(ctx, cfg, environ, stderr)
+	case "migrate":
+		var dsn string
+		if dsn, err = cfg.databaseDSN(); err == nil {
+			err = runMigrate(ctx, dsn, stdout)
+		}
+	case "healthcheck":
+		err = runHealthcheck(ctx, cfg, stdout)
+	case "version":
+		_, err = fmt.Fprintln(stdout, versionLine())
+	}
+	switch {
+	case err == nil:
+		return exitClean
+	case command != "run": // which has logged it
+		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
+	}
+	if errors.Is(err, errShutdownOverrun) {
+		return exitOverrun
+	}
+	return exitFailed
+}
+
+func lookup(environ []string) func(string) (string, bool) {
+	values := environMap(environ)
+	return func(name string) (string, bool) {
+		v, ok := values[name]
+		return v, ok
+	}
+}
+
+// serveRelay runs the relay and its HTTP server, which starts first and stops last, until ctx is
+// done or one of them fails. It logs how it ended.
+func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Writer) error {
+	log, err := newLogger(stderr, cfg.LogLevel, cfg.LogFormat)
+	if err != nil {
+		return err
+	}
+	log.Info("starting", "version", version, "revision", buildRevision(), "config", cfg)
+	for _, hint := range unknownVariables(environ) {
+		log.Warn(hint)
+	}
+	if err := superviseRelay(ctx, cfg, log); err != nil {
+		log.Error("ended", keyErr, err)
+		return err
+	}
+	log.Info("ended")
+	return nil
+}
+
+func superviseRelay(ctx context.Context, cfg Config, log *slog.Logger) error {
+	reg := newRegistry()
+	metrics := newMetrics(reg)
+	health := newHealth(checkPostgres, checkRabbitMQ, checkRelay)
+	srv, err := newServer(cfg, reg, health, log)
+	if err != nil {
+		return err
+	}
+
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	served := make(chan error, 1)
+	go func() {
+		err := srv.serve()
+		if err != nil {
+			cancel(err) // a relay that nobody can watch does not go on
+		}
+		served <- err
+	}()
+	relayed := make(chan error, 1)
+	go func() { relayed <- recovered(func() error { return runRelay(ctx, cfg, log, metrics, health) }) }()
+
+	select {
+	case err = <-relayed:
+		if err == nil && ctx.Err() == nil {
+			err = errors.New("relay ended by itself")
+		}
+	case <-ctx.Done():
+		log.Info("stopping", keyReason, context.Cause(ctx).Error(), "within", cfg.ShutdownTimeout)
+		health.Stop()
+		select {
+		case err = <-relayed:
+		case <-time.After(cfg.ShutdownTimeout + shutdownGrace):
+			err = errShutdownOverrun // its goroutine is left behind; the process ends
+		}
+	}
+	health.Stop()
+	return errors.Join(err, srv.shutdown(context.WithoutCancel(ctx)), <-served)
+}
+
+// recovered turns a panic of f into an error, since a panic would end the process with the exit
+// code of a bad configuration.
+func recovered(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/alecthomas/kong"
+)
+
+// commandLine is what kong fills in: the settings, which all commands share, and the commands.
+type commandLine struct {
+	Config
+
+	Run         struct{} `cmd:"" default:"1" help:"Publish events until told to stop (the default)."`
+	Migrate     struct{} `cmd:"" help:"Create or upgrade the outbox in the database, say what was done, and end."`
+	Healthcheck struct{} `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
+	Version     struct{} `cmd:"" help:"Print the version and end."`
+}
+
+const description = `Publishes the events of a transactional outbox in PostgreSQL to RabbitMQ.
+
+Every setting is a flag or the environment variable named beside it; the flag wins. An empty variable counts as unset, except where empty has a meaning.`
+
+// parseConfig reads command and settings from the arguments and the environment ("NAME=value").
+// The values are read but not yet checked, see validate; faults are those that could not even be
+// read. An err is about the command line as such. With -h the help goes to stdout and the command
+// is empty.
+func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg Config, faults []fault, err error) {
+	var line commandLine
+	helped := false
+	parser, err := kong.New(&line,
+		kong.Name("outbox-relay"),
+		kong.Description(description),
+		kong.Writers(stdout, io.Discard),
+		kong.Exit(func(int) { helped = true }),
+		kong.HelpFormatter(helpText),
+		kong.Resolvers(environment(environ)),
+		kong.TypeMapper(reflect.TypeFor[time.Duration](), lenient{&faults, setDuration}),
+		kong.KindMapper(reflect.Int, lenient{&faults, setInt}),
+		kong.KindMapper(reflect.Int64, lenient{&faults, setInt}),
+		kong.KindMapper(reflect.Bool, lenientBool{lenient{&faults, setBool}}),
+	)
+	if err != nil {
+		return "", Config{}, nil, fmt.Errorf("command line: %w", err)
+	}
+	for _, f := range parser.Model.Flags {
+		// kong would read the environment of the process and stop at the first fault. The
+		// resolver and validate do these instead.
+		f.Tag.Envs = nil
+		f.Enum, f.Tag.Enum = "", ""
+	}
+	ctx, err := parser.Parse(args)
+	if helped {
+		return "", Config{}, nil, nil
+	}
+	if err != nil {
+		return "", Config{}, nil, usageError(err)
+	}
+	return ctx.Command(), line.Config, faults, nil
+}
+
+// usage matches what kong's errors say without quoting an argument, which may hold a password.
+var usage = regexp.MustCompile(`^unknown flag -{1,2}[a-z.-]+(, did you mean .*)?$|^--[a-z.-]+: expected [a-z]+ value`)
+
+func usageError(err error) error {
+	if known := usage.FindString(err.Error()); known != "" {
+		return fmt.Errorf("command line: %s", known)
+	}
+	return errors.New("command line: unexpected argument; the commands are run, migrate, healthcheck and version, see -h")
+}
+
+// environment resolves a flag by its variable.
+func environment(environ []string) kong.ResolverFunc {
+	values := environMap(environ)
+	return func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+		if len(flag.Envs) == 0 {
+			return nil, nil
+		}
+		v, ok := values[flag.Envs[0]]
+		if !ok || v == "" && flag.Tag.Get("empty") != "value" {
+			return nil, nil
+		}
+		return v, nil
+	}
+}
+
+func environMap(environ []string) map[string]string {
+	values := make(map[string]string)
+	for _, e := range environ {
+		if name, value, ok := strings.Cut(e, "="); ok {
+			values[name] = value
+		}
+	}
+	return values
+}
+
+// helpText shows what is allowed and the variable after the help.
+func helpText(v *kong.Value) string {
+	if v.Flag == nil || len(v.Flag.Envs) == 0 {
+		return v.Help
+	}
+	return fmt.Sprintf("%s ($%s)", v.Help, v.Flag.Envs[0])
+}
+
+// lenient is a kong mapper for one kind of value. What does not fit becomes a fault instead of an
+// error, so that kong goes on and the next fault is found as well.
+type lenient struct {
+	faults *[]fault
+	set    func(target reflect.Value, text string) (wanted string) // empty when text fits
+}
+
+// Decode implements kong.Mapper.
+func (l lenient) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
+	token, err := ctx.Scan.PopValue("value")
+	if err != nil {
+		return err
+	}
+	text := fmt.Sprint(token.Value)
+	if wanted := l.set(target, text); wanted != "" {
+		name := ctx.Value.Name
+		if f := ctx.Value.Flag; f != nil && len(f.Envs) > 0 {
+			name = f.Envs[0]
+		}
+		*l.faults = append(*l.faults, fault{name, fmt.Sprintf("%q is not %s", text, wanted)})
+	}
+	return nil
+}
+
+// lenientBool is a lenient whose flag needs no value: --flag means true.
+type lenientBool struct{ lenient }
+
+// IsBool implements kong.BoolMapper.
+func (lenientBool) IsBool() bool { return true }
+
+// Decode implements kong.Mapper.
+func (l lenientBool) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
+	if ctx.Scan.Peek().Type != kong.FlagValueToken {
+		target.SetBool(true)
+		return nil
+	}
+	return l.lenient.Decode(ctx, target)
+}
+
+func setDuration(target reflect.Value, text string) (wanted string) {
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		return "a duration like 500ms, 5s or 1m30s"
+	}
+	target.SetInt(int64(d))
+	return ""
+}
+
+func setInt(target reflect.Value, text string) (wanted string) {
+	n, err := strconv.ParseInt(text, 10, target.Type().Bits())
+	if err != nil {
+		return "a whole number"
+	}
+	target.SetInt(n)
+	return ""
+}
+
+func setBool(target reflect.Value, text string) (wanted string) {
+	switch strings.ToLower(text) {
+	case "true", "1", "yes", "on":
+		target.SetBool(true)
+	case "false", "0", "no", "off":
+		target.SetBool(false)
+	default:
+		return "true or false"
+	}
+	return ""
+}
