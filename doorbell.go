@@ -31,6 +31,9 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		return false, r.goDeaf()
 	case d.held:
 		return false, nil
+	case !r.keeper: // another relay keeps it, and what rings for that one rings for us
+		r.metrics.SetDoorbell(Asleep)
+		return false, nil
 	case time.Now().Before(d.nextPoll):
 		return false, nil
 	}

@@ -60,11 +60,12 @@ type Session interface {
 	Holder() (Holder, error)
 	Claim(ClaimQuery) (Claim, error)
 	Settle(Settlement) (locked []string, err error)
+	Keep() (bool, error)
 	TryDoorbell() (bool, error)
 	ReleaseDoorbell() error
 	Beat() (paused bool, err error)
 	Probe(channel string) error
-	Quiet() time.Duration
+	ClockAhead() time.Duration
 	End() error
 	Discard()
 }
@@ -84,7 +85,7 @@ type Ears interface {
 type Relay struct {
 	cfg       Config
 	name      string // of this relay, for people
-	open      func(context.Context) (Session, error)
+	connect   func(context.Context) (Session, error)
 	publisher Publisher
 	ears      Ears
 	health    *Health
@@ -99,12 +100,15 @@ type Relay struct {
 	// What was claimed and is not settled outlives a session: the publisher has it.
 	hand      map[string]*held
 	handBytes int64
-	inFlight  int      // with the publisher
-	done      []Result // to be settled
-	locked    []Result // could not be settled: another session has the row locked
+	inFlight  int       // with the publisher
+	done      []Result  // to be settled
+	locked    []Result  // could not be settled: another session has the row locked
+	open      bool      // a batch of an unordered outbox holds row locks
+	leased    time.Time // when the lease of events in flight, of which the locks are gone, was last renewed
 	low       lowWater
 
 	doorbell   doorbell
+	keeper     bool // we keep the doorbell
 	link       Link
 	paused     bool
 	due        bool      // there may be events
@@ -135,7 +139,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 	host, _ := os.Hostname() // for people only
 	relay := &Relay{
 		cfg: cfg, name: fmt.Sprintf("%s, pid %d", host, os.Getpid()),
-		open:      func(ctx context.Context) (Session, error) { return store.Open(ctx) },
+		connect:   func(ctx context.Context) (Session, error) { return store.Open(ctx) },
 		publisher: publisher, ears: listener, health: h, metrics: m, log: log,
 		notified: notified, reconnected: reconnected, news: news,
 	}
@@ -189,7 +193,7 @@ func (r *Relay) Run(ctx context.Context) error {
 // lost or, which it reports by nil, the relay ended in order.
 func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	r.session = nil
-	session, err := r.open(ctx)
+	session, err := r.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -241,10 +245,15 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 // work runs the loop under the work lock.
 func (r *Relay) work(ctx context.Context) error {
 	r.doorbell = doorbell{}
+	r.open, r.leased = false, time.Time{}
 	r.low = newLowWater()
 	r.nextRetry, r.deadline, r.probed = time.Time{}, time.Time{}, time.Time{}
 	r.wake(CauseStart)
 	r.fullLook = true
+	var err error
+	if r.keeper, err = r.session.Keep(); err != nil {
+		return err
+	}
 	timers := newTimers(r.cfg.FallbackInterval)
 	defer timers.stop()
 	for {
@@ -260,6 +269,8 @@ func (r *Relay) work(ctx context.Context) error {
 		switch {
 		case r.mustSettle():
 			err = r.settle()
+		case r.mustLease():
+			err = r.lease()
 		case able && r.due && r.room():
 			err = r.claim()
 		case r.maySettle():
@@ -336,7 +347,9 @@ func (r *Relay) take(res Result) {
 		return
 	case res.Outcome == Confirmed:
 		r.metrics.Published.Inc()
-		r.metrics.PublishDelay.Observe(max(time.Since(e.CreatedAt), 0).Seconds())
+		if !e.CreatedAt.IsZero() {
+			r.metrics.PublishDelay.Observe(max(time.Since(e.CreatedAt)+r.session.ClockAhead(), 0).Seconds())
+		}
 		r.log.Debug("published", eventAttrs(e)...)
 	default:
 		r.metrics.CountFailed(e.EventType)
@@ -366,7 +379,7 @@ func (r *Relay) room() bool {
 // the next claim.
 func (r *Relay) mustSettle() bool {
 	if r.cfg.Ordering == orderingNone {
-		return len(r.done) > 0 && r.inFlight == 0
+		return r.inFlight == 0 && (r.open || len(r.done) > 0)
 	}
 	for _, res := range r.done {
 		if res.Outcome != Confirmed {
@@ -422,6 +435,7 @@ func (r *Relay) claim() error {
 		r.handBytes += int64(len(e.Payload))
 	}
 	r.inFlight += len(events)
+	r.open = r.cfg.Ordering == orderingNone
 	r.metrics.BatchEvents.Observe(float64(len(events)))
 	r.publisher.Publish(events)
 	return nil
@@ -463,6 +477,7 @@ func (r *Relay) settle() error {
 		return err
 	}
 	r.metrics.Settles.Inc()
+	r.open = false
 	isLocked := make(map[string]bool, len(locked))
 	for _, id := range locked {
 		isLocked[id] = true

@@ -77,6 +77,11 @@ func (r *Relay) beat() error {
 	if err != nil {
 		return err
 	}
+	if !r.keeper {
+		if r.keeper, err = r.session.Keep(); err != nil {
+			return err
+		}
+	}
 	if paused != r.paused {
 		r.paused = paused
 		set01(r.metrics.Paused, paused)

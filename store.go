@@ -72,7 +72,7 @@ type WorkingSession struct {
 	settle      *sql.Stmt
 	table       uint32 // oid of outbox_events
 	contentType string
-	ClockAhead  time.Duration // of the server's clock before ours
+	clockAhead  time.Duration // of the server's clock before ours
 	inTx        bool          // a batch of an unordered outbox is open
 	led         bool          // the work lock was had
 }
@@ -117,7 +117,7 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	case standby:
 		return errors.New("the server is a read-only standby: name the primary, or all hosts and target_session_attrs=read-write")
 	}
-	s.ClockAhead = time.UnixMicro(clock).Sub(sent.Add(time.Since(sent) / 2))
+	s.clockAhead = time.UnixMicro(clock).Sub(sent.Add(time.Since(sent) / 2))
 	s.table = uint32(table.Int64)
 	s.contentType = contentTypes[payloadType.String]
 	if s.contentType == "" {
@@ -200,10 +200,8 @@ func (s *WorkingSession) answered(sent time.Time) {
 	s.st.last.Store(int64(sent.Sub(start)))
 }
 
-// Quiet is how long ago PostgreSQL was last asked something that it answered.
-func (s *WorkingSession) Quiet() time.Duration {
-	return time.Since(start) - time.Duration(s.st.last.Load())
-}
+// ClockAhead is how far the server's clock was before ours when the session began.
+func (s *WorkingSession) ClockAhead() time.Duration { return s.clockAhead }
 
 func (s *WorkingSession) exec(query string, args ...any) (sql.Result, error) {
 	sent := time.Now()
@@ -260,6 +258,18 @@ func (s *WorkingSession) Holder() (Holder, error) {
 		return h, fmt.Errorf("look who holds the work lock: %w", err)
 	}
 	return h, nil
+}
+
+// Keep tries to become the relay that keeps the doorbell; of several that work side by side one
+// does. Whoever works alone keeps it anyway.
+func (s *WorkingSession) Keep() (kept bool, err error) {
+	if s.ordered() {
+		return true, nil
+	}
+	if err := s.queryRow(sqlfiles.SessionLock("keeper try", sqlfiles.KeeperLockClass, s.table), &kept); err != nil {
+		return false, fmt.Errorf("try the keeper lock: %w", err)
+	}
+	return kept, nil
 }
 
 // TryDoorbell tries to get the doorbell lock, with which every writer's commit rings.

@@ -50,6 +50,9 @@ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
   AND l.classid::bigint = {{.Class}}::bigint AND l.objid = {{.Key}}::int::oid
 LIMIT 1;
 
+-- section: keeper try
+SELECT pg_try_advisory_lock({{.Class}}, {{.Key}});
+
 -- section: doorbell try
 SELECT pg_try_advisory_lock({{.Class}}, {{.Key}});
 
