@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"net"
@@ -20,7 +21,7 @@ type migrateSession struct {
 	*sql.Conn
 	db   *sql.DB
 	pid  int                      // of the server's process
-	wait atomic.Int64             // longest wait for the server's next bytes, in ns; 0 is no limit
+	wait atomic.Int64             // longest wait for the server's next bytes, in ns; see waitLimitedConn
 	link atomic.Pointer[net.Conn] // the last connection dialled, to be closed by abort
 }
 
@@ -49,7 +50,7 @@ func openMigrateSession(ctx context.Context, cfg pq.Config) (*migrateSession, er
 // limitWaits bounds every wait for the server. Off only while an index is built, which says
 // nothing until it is done; the migration then watches over another session.
 func (s *migrateSession) limitWaits(on bool) {
-	var d time.Duration
+	d := unlimitedWait
 	if on {
 		d = migrateStatementTimeout + 15*time.Second // the server's own limit comes first and says more
 	}
@@ -93,8 +94,12 @@ func (s *migrateSession) DialContext(ctx context.Context, network, address strin
 	return &waitLimitedConn{Conn: c, wait: &s.wait}, nil
 }
 
-// waitLimitedConn gives every read and write its own deadline, once there is a limit. pq sets
-// deadlines of its own while it connects.
+// unlimitedWait is the limit that is none.
+const unlimitedWait time.Duration = -1
+
+// waitLimitedConn gives every read and write its own deadline, or takes away the last one. While
+// the limit is 0, which it is at first, deadlines are left alone: pq sets its own while it
+// connects.
 type waitLimitedConn struct {
 	net.Conn
 	wait *atomic.Int64
@@ -115,8 +120,11 @@ func (c *waitLimitedConn) Write(p []byte) (int, error) {
 }
 
 func (c *waitLimitedConn) extend(set func(time.Time) error) error {
-	if d := time.Duration(c.wait.Load()); d > 0 {
+	switch d := time.Duration(c.wait.Load()); {
+	case d > 0:
 		return set(time.Now().Add(d))
+	case d == unlimitedWait:
+		return set(time.Time{})
 	}
 	return nil
 }
@@ -129,6 +137,9 @@ func checkDirect(ctx context.Context, idle, other *migrateSession) error {
 	const pidQuery = "SELECT pg_backend_pid()"
 	for range 5 { // beside other clients of the pooler, one try may miss
 		tx, err := other.BeginTx(ctx, nil)
+		if errors.Is(err, driver.ErrBadConn) {
+			return migrateErrorf(errMigratePooler, "the connection was closed at BEGIN, as a pooler in statement mode does: connect to the server itself")
+		}
 		if err != nil {
 			return err
 		}
