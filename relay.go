@@ -277,7 +277,7 @@ func (r *Relay) work(ctx context.Context) error {
 			err = r.settle()
 		case stopping && r.inFlight == 0:
 			return nil
-		case stopping && time.Now().After(r.deadline):
+		case stopping && !time.Now().Before(r.deadline):
 			return errShutdownOverrun
 		default:
 			var polled bool

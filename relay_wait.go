@@ -44,7 +44,11 @@ func (r *Relay) wait(ctx context.Context, t *timers) error {
 	case <-t.beat.C:
 		return r.beat()
 	case <-t.wake.C:
-		if cause != "" {
+		switch cause {
+		case CauseAwake:
+			r.wake(cause)
+		case CauseRetry:
+			r.nextRetry = time.Time{} // the claim says when the one after is due
 			r.wake(cause)
 		}
 	}
@@ -60,7 +64,7 @@ func (r *Relay) nextWake() (time.Time, Cause) {
 	if poll := r.doorbell.nextPoll; !poll.IsZero() && poll.Before(at) {
 		at, cause = poll, CauseAwake
 	}
-	if !r.nextRetry.IsZero() && r.nextRetry.Before(at) && r.link.Up {
+	if !r.nextRetry.IsZero() && r.nextRetry.Before(at) {
 		at, cause = r.nextRetry, CauseRetry
 	}
 	return at, cause

@@ -1,0 +1,500 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+)
+
+var _ Session = (*fakeSession)(nil)
+
+// fakeSession is a working session over rows in memory. All of it is used by the relay's
+// goroutine; tests look at it while the bubble stands still.
+type fakeSession struct {
+	pending  []*Event
+	claims   []ClaimQuery
+	settled  []Settlement
+	ringing  bool // the doorbell lock is held
+	refuse   int  // how often sleep is refused
+	released int
+	failOn   string // operation that fails
+	locked   []string
+	ended    bool
+	paused   bool
+	baton    *baton
+}
+
+func (s *fakeSession) fail(op string) error {
+	s.baton.pass()
+	if s.failOn == op {
+		return errors.New(op + " failed")
+	}
+	return nil
+}
+
+func (s *fakeSession) Lead(string) (bool, error) { return true, s.fail("lead") }
+func (s *fakeSession) Holder() (Holder, error)   { return Holder{}, nil }
+func (s *fakeSession) Keep() (bool, error)       { return true, nil }
+func (s *fakeSession) Beat() (bool, error) {
+	err := s.fail("beat")
+	return s.paused, err
+}
+func (s *fakeSession) Probe(string) error        { return nil }
+func (s *fakeSession) ClockAhead() time.Duration { return 0 }
+func (s *fakeSession) End() error                { s.ended = true; return nil }
+func (s *fakeSession) Discard()                  {}
+func (s *fakeSession) ReleaseDoorbell() error    { s.ringing = false; s.released++; return nil }
+func (s *fakeSession) TryDoorbell() (bool, error) {
+	s.refuse--
+	s.ringing = s.refuse < 0
+	return s.ringing, nil
+}
+
+func (s *fakeSession) Claim(q ClaimQuery) (Claim, error) {
+	s.claims = append(s.claims, q)
+	c := Claim{Xmin: 1, Xmax: 1}
+	for _, e := range s.pending {
+		if e.Seq <= q.Mark || slices.Contains(q.InHand, e.ID) {
+			continue
+		}
+		if len(c.Events) == q.Limit {
+			c.More = true
+			break
+		}
+		c.Events = append(c.Events, e)
+		c.Seen = e.Seq
+	}
+	return c, s.fail("claim")
+}
+
+func (s *fakeSession) Settle(st Settlement) ([]string, error) {
+	if err := s.fail("settle"); err != nil {
+		return nil, err
+	}
+	s.settled = append(s.settled, st)
+	done := func(e *Event) bool {
+		return slices.Contains(st.Confirmed, e) || slices.ContainsFunc(st.Failed, func(f Failure) bool { return f.Event == e })
+	}
+	s.pending = slices.DeleteFunc(s.pending, func(e *Event) bool { return done(e) && !slices.Contains(s.locked, e.ID) })
+	return s.locked, nil
+}
+
+// fakePublisher answers each event with outcome, at once unless it is held.
+type fakePublisher struct {
+	link    Link
+	outcome func(*Event) Outcome
+	held    bool
+	waiting []*Event
+	got     [][]*Event
+	results []Result
+	recalls int
+	news    Bell
+	baton   *baton
+}
+
+// baton tells the race detector what synctest does not: that what the test did before it stood
+// still happened before what the relay does next.
+type baton struct{ mu sync.Mutex }
+
+func (b *baton) pass() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+}
+
+func (p *fakePublisher) Publish(events []*Event) {
+	p.got = append(p.got, events)
+	p.waiting = append(p.waiting, events...)
+	if !p.held {
+		p.answer()
+	}
+}
+
+func (p *fakePublisher) answer() {
+	for _, e := range p.waiting {
+		o := Confirmed
+		if p.outcome != nil {
+			o = p.outcome(e)
+		}
+		p.results = append(p.results, Result{Event: e, Outcome: o, Reason: "because"})
+	}
+	p.waiting = nil
+	p.news.Ring()
+}
+
+func (p *fakePublisher) Recall() { p.recalls++ }
+func (p *fakePublisher) Take() ([]Result, Link) {
+	p.baton.pass()
+	r := p.results
+	p.results = nil
+	return r, p.link
+}
+
+type fakeEars struct{}
+
+func (fakeEars) ProbeChannel() string { return "probe" }
+func (fakeEars) Heard() time.Time     { return time.Now() }
+
+// rig is a relay with fakes around it.
+type rig struct {
+	*Relay
+	session   *fakeSession
+	publisher *fakePublisher
+	stop      context.CancelFunc
+	err       error
+	ended     bool
+}
+
+func testConfig() Config {
+	return Config{
+		Ordering: orderingAggregate, AggregateWindow: 1, FallbackInterval: 5 * time.Second, BatchSize: 10,
+		BatchBytes: 1 << 20, MaxAttempts: 3, RetryBase: time.Second, RetryMax: time.Minute, DeadAfter: time.Hour,
+		ConfirmTimeout: 5 * time.Second, ShutdownTimeout: 8 * time.Second,
+	}
+}
+
+// newRig starts a relay in the test's bubble; change alters it before.
+func newRig(t *testing.T, change func(*rig)) *rig {
+	t.Helper()
+	news := NewBell()
+	b := new(baton)
+	r := &rig{session: &fakeSession{baton: b}, publisher: &fakePublisher{link: Link{Up: true}, news: news, baton: b}}
+	r.Relay = &Relay{
+		cfg: testConfig(), name: "test", ears: fakeEars{}, publisher: r.publisher,
+		connect: func(context.Context) (Session, error) {
+			r.publisher.baton.pass()
+			return r.session, nil
+		},
+		health: newHealth(checkPostgres, checkRabbitMQ, checkRelay), metrics: newMetrics(prometheus.NewRegistry()),
+		log: slog.New(slog.DiscardHandler), notified: NewBell(), reconnected: NewBell(), news: news,
+	}
+	if change != nil {
+		change(r)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	r.stop = stop
+	go func() {
+		r.err = r.Run(ctx)
+		r.ended = true
+	}()
+	synctest.Wait()
+	return r
+}
+
+// step lets d of fake time pass and waits until the relay waits.
+func (r *rig) step(d time.Duration) {
+	r.publisher.baton.pass()
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func eventNumber(n int) *Event {
+	return &Event{
+		ID: fmt.Sprintf("00000000-0000-0000-0000-%012d", n), Seq: int64(n), AggregateType: "order",
+		AggregateID: fmt.Sprint(n % 3), EventType: "order.created", Payload: []byte("{}"), CreatedAt: time.Now(),
+	}
+}
+
+func eventsUpTo(n int) (events []*Event) {
+	for i := range n {
+		events = append(events, eventNumber(i+1))
+	}
+	return events
+}
+
+func TestRelayLooksForEventsWithoutANotification(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		before := len(r.session.claims)
+		r.step(12 * time.Second)
+		r.stop()
+		r.step(0)
+		if got := len(r.session.claims) - before; got != 2 {
+			t.Errorf("claims in 12s = %d, want 2 (at 5s and 10s)", got)
+		}
+	})
+}
+
+func TestRelayLooksOnceMoreAfterItHasTheDoorbell(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		if !r.session.ringing {
+			t.Error("asleep without the doorbell lock")
+		}
+		if n := len(r.session.claims); n != 2 || r.session.claims[1].Mark != -1 {
+			t.Errorf("claims = %+v, want one before and a full one after the lock was had", r.session.claims)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestRelayPollsWhileSleepIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) { r.session.refuse = 30 })
+		r.step(300 * time.Millisecond)
+		polls := len(r.session.claims)
+		if polls < 10 {
+			t.Errorf("claims while a silent writer was in its transaction = %d, want one every 20ms at least", polls)
+		}
+		r.step(time.Second)
+		if !r.session.ringing {
+			t.Error("the writer is gone and the relay still does not sleep")
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestRelayDrainsABacklogWithoutPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		r := newRig(t, func(r *rig) { r.session.pending = eventsUpTo(95) })
+		if n := len(r.session.pending); n != 0 {
+			t.Errorf("pending = %d, want 0", n)
+		}
+		if took := time.Since(began); took != 0 {
+			t.Errorf("took %v of fake time, want none: nothing was there to wait for", took)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestRelayBoundsWhatIsInHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(95)
+			r.publisher.held = true
+		})
+		if n := len(r.hand); n > 15 {
+			t.Errorf("events in hand = %d, want at most one and a half batches of 10", n)
+		}
+		r.publisher.held = false
+		r.publisher.answer()
+		r.step(0)
+		if n := len(r.session.pending); n != 0 {
+			t.Errorf("pending = %d after the broker answered, want 0", n)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestFailureIsSettledBeforeTheNextClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var order []string
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(25)
+			r.publisher.outcome = func(e *Event) Outcome {
+				if e.Seq == 3 {
+					return Returned
+				}
+				return Confirmed
+			}
+		})
+		for _, s := range r.session.settled {
+			for _, f := range s.Failed {
+				order = append(order, f.Event.ID)
+				if f.Attempts != 1 || f.Dead {
+					t.Errorf("failure = %+v, want its first attempt and no dead letter", f)
+				}
+			}
+		}
+		if len(order) != 1 {
+			t.Errorf("failures settled = %v, want one", order)
+		}
+		if got := testutil.ToFloat64(r.metrics.Outcomes[Returned]); got != 1 {
+			t.Errorf("returned = %v, want 1", got)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestOutageCountsNoAttempt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(5)
+			r.publisher.outcome = func(*Event) Outcome { return Unknown }
+			r.publisher.held = true
+		})
+		r.publisher.link = Link{Err: errors.New("connection refused")}
+		r.publisher.answer()
+		r.step(0)
+		if len(r.session.settled) != 0 {
+			t.Errorf("settled = %+v, want nothing", r.session.settled)
+		}
+		if r.session.ringing {
+			t.Error("writers still ring for a relay that cannot publish")
+		}
+		if ok, lines := r.health.Ready(); ok {
+			t.Errorf("ready during the outage: %v", lines)
+		}
+		r.publisher.outcome, r.publisher.held, r.publisher.link = nil, false, Link{Up: true}
+		r.news.Ring()
+		r.step(0)
+		if n := len(r.session.pending); n != 0 {
+			t.Errorf("pending = %d after the outage, want 0", n)
+		}
+		if ok, lines := r.health.Ready(); !ok {
+			t.Errorf("not ready after the outage: %v", lines)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestShutdownWaitsForConfirmsAndSettles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(5)
+			r.publisher.held = true
+		})
+		r.stop()
+		r.step(time.Second)
+		if r.ended || r.publisher.recalls != 1 {
+			t.Fatalf("ended = %v, recalls = %d; want it to wait for what is in flight and to take the rest back", r.ended, r.publisher.recalls)
+		}
+		r.publisher.answer()
+		r.step(0)
+		if !r.ended || r.err != nil || !r.session.ended || len(r.session.pending) != 0 {
+			t.Errorf("ended = %v, err = %v, session ended = %v, pending = %d; want an end in order", r.ended, r.err, r.session.ended, len(r.session.pending))
+		}
+	})
+}
+
+func TestShutdownIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(5)
+			r.publisher.held = true
+		})
+		r.stop()
+		r.step(8 * time.Second)
+		if !r.ended || !errors.Is(r.err, errShutdownOverrun) {
+			t.Errorf("ended = %v, err = %v; want errShutdownOverrun within SHUTDOWN_TIMEOUT", r.ended, r.err)
+		}
+	})
+}
+
+func TestConfirmedEventIsNotSentAgainWhenItsSessionIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(5)
+			r.session.failOn = "settle"
+		})
+		r.step(3 * time.Second)
+		r.session.failOn = ""
+		r.step(3 * time.Second)
+		sent := 0
+		for _, b := range r.publisher.got {
+			sent += len(b)
+		}
+		if sent != 5 || len(r.session.pending) != 0 {
+			t.Errorf("sent = %d, pending = %d; want each sent once and marked once the database is back", sent, len(r.session.pending))
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestLockedRowIsMarkedLaterWithoutSendingAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(5)
+			r.session.locked = []string{eventNumber(2).ID}
+		})
+		r.step(6 * time.Second)
+		if len(r.session.pending) != 1 {
+			t.Fatalf("pending = %d, want the locked one", len(r.session.pending))
+		}
+		r.session.locked = nil
+		r.step(2 * time.Second)
+		if len(r.session.pending) != 0 || len(r.publisher.got) != 1 {
+			t.Errorf("pending = %d, batches = %d; want it marked and never sent again", len(r.session.pending), len(r.publisher.got))
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestPausedRelayClaimsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) { r.session.paused = true })
+		r.step(2 * time.Second)
+		r.session.pending = eventsUpTo(5)
+		r.notified.Ring()
+		r.step(10 * time.Second)
+		if len(r.publisher.got) != 0 {
+			t.Errorf("published while paused: %v", r.publisher.got)
+		}
+		if ok, _ := r.health.Ready(); ok {
+			t.Error("ready while paused")
+		}
+		r.session.paused = false
+		r.step(2 * time.Second)
+		if len(r.session.pending) != 0 {
+			t.Error("did not go on after the pause")
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestUnorderedBatchGivesItsLocksUpWhileTheBrokerIsBlocked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.cfg.Ordering = orderingNone
+			r.session.pending = eventsUpTo(5)
+			r.publisher.held = true
+		})
+		r.publisher.link.Blocked = "low on memory"
+		r.news.Ring()
+		r.step(2 * time.Second)
+		if len(r.session.settled) == 0 || r.open {
+			t.Fatal("the transaction is still open while the broker is blocked")
+		}
+		for _, f := range r.session.settled[0].Failed {
+			if f.Attempts != 0 || f.Retry < leaseRenew {
+				t.Errorf("lease = %+v, want no attempt counted and other relays kept away", f)
+			}
+		}
+		r.stop()
+		r.step(10 * time.Second)
+	})
+}
+
+func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
+	for n := 1; n < 100; n++ {
+		want := time.Minute
+		if n <= 6 {
+			want = time.Second << (n - 1)
+		}
+		for range 20 {
+			if d := retryDelay(time.Second, time.Minute, n); d > want || d < want-want/5 {
+				t.Fatalf("delay after failure %d = %v, want %v less a fifth at most", n, d, want)
+			}
+		}
+	}
+}
+
+func FuzzRetryDelay(f *testing.F) {
+	f.Add(int64(time.Second), int64(time.Minute), 3)
+	f.Fuzz(func(t *testing.T, base, longest int64, n int) {
+		if base < 1 || longest < base || n < 1 {
+			t.Skip("refused by the configuration's check")
+		}
+		if d := retryDelay(time.Duration(base), time.Duration(longest), n); d < 0 || d > time.Duration(longest) {
+			t.Errorf("delay = %v, want between 0 and %v", d, time.Duration(longest))
+		}
+	})
+}
