@@ -54,12 +54,16 @@ var refusedPGVariables = []string{
 
 var (
 	anyURL      = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
+	settingName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.$]*$`) // of PostgreSQL
 	postgresURL = regexp.MustCompile(`^postgres(ql)?://`)
 )
 
 // prepareDSN gives a DSN a connect_timeout and an application_name where it has none, or returns
 // all that is wrong with it, without any part that could belong to a password.
 func prepareDSN(raw string) (dsn string, faults []string) {
+	if trimmed := strings.TrimSpace(raw); anyURL.MatchString(trimmed) {
+		raw = trimmed // in key=value a space at the end may be escaped
+	}
 	var u *url.URL
 	switch {
 	case postgresURL.MatchString(raw):
@@ -79,6 +83,9 @@ func prepareDSN(raw string) (dsn string, faults []string) {
 		return "", []string{scrubPQ(err)}
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime)) {
+		if !settingName.MatchString(name) {
+			return "", []string{"a parameter has a name that is none; as URL it must begin with postgres://"}
+		}
 		for _, refused := range refusedParameters {
 			if slices.Contains(strings.Fields(refused.names), name) {
 				faults = append(faults, fmt.Sprintf("parameter %s is not supported: %s", name, refused.instead))
