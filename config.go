@@ -42,8 +42,8 @@ type Config struct {
 
 	HTTPAddr      string `name:"http-addr" env:"HTTP_ADDR" default:":9090" help:"Address of /metrics, /livez and /readyz."`
 	WebConfigFile string `name:"web.config.file" env:"WEB_CONFIG_FILE" help:"TLS and authentication for HTTP, in the Prometheus exporter-toolkit's format."`
-	LogLevel      string `name:"log-level" env:"LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged."`
-	LogFormat     string `name:"log-format" env:"LOG_FORMAT" default:"json" enum:"json,text" help:"Form of the log lines."`
+	LogLevel      string `name:"log-level" env:"LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: debug, info, warn or error."`
+	LogFormat     string `name:"log-format" env:"LOG_FORMAT" default:"json" enum:"json,text" help:"Form of the log lines: json or text."`
 }
 
 // setting is one field of Config: its tags and, when taken from a value, what it holds.

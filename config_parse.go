@@ -72,7 +72,7 @@ func usageError(err error) error {
 	if known := usage.FindString(err.Error()); known != "" {
 		return fmt.Errorf("command line: %s", known)
 	}
-	return errors.New("command line: unexpected argument; the commands are run, migrate, healthcheck and version, see -h")
+	return errors.New("command line: not understood; the commands are run, migrate, healthcheck and version, see -h")
 }
 
 // environment resolves a flag by its variable.
@@ -100,12 +100,21 @@ func environMap(environ []string) map[string]string {
 	return values
 }
 
-// helpText shows what is allowed and the variable after the help.
+// helpText shows the bounds and the variable after the help.
 func helpText(v *kong.Value) string {
 	if v.Flag == nil || len(v.Flag.Envs) == 0 {
 		return v.Help
 	}
-	return fmt.Sprintf("%s ($%s)", v.Help, v.Flag.Envs[0])
+	return fmt.Sprintf("%s ($%s)", helpOf(v.Tag.Get), v.Flag.Envs[0])
+}
+
+// helpOf is the help of a setting with its bounds, by its tags.
+func helpOf(tag func(key string) string) string {
+	help := tag("help")
+	if least := tag("min"); least != "" {
+		help += fmt.Sprintf(" From %s to %s.", least, tag("max"))
+	}
+	return help
 }
 
 // lenient is a kong mapper for one kind of value. What does not fit becomes a fault instead of an
