@@ -33,6 +33,14 @@ func main() {
 // run does what the arguments say and returns the exit code. It ends when ctx is done, as it does
 // on SIGINT or SIGTERM; a second signal ends the process at once.
 func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) int {
+	return runWith(ctx, args, environ, stdout, stderr, runRelay)
+}
+
+// relayFunc is the work itself, apart from what surrounds it. It ends soon after ctx is done.
+type relayFunc func(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *Health) error
+
+// runWith is run with another relay.
+func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writer, relay relayFunc) int {
 	command, cfg, faults, err := parseConfig(args, environ, stdout)
 	if err == nil {
 		err = cfg.validate(command, faults, lookup(environ))
@@ -51,7 +59,7 @@ func run(ctx context.Context, args, environ []string, stdout, stderr io.Writer) 
 
 	switch command {
 	case "run":
-		err = serveRelay(ctx, cfg, environ, stderr)
+		err = serveRelay(ctx, cfg, environ, stderr, relay)
 	case "migrate":
 		var dsn string
 		if dsn, err = cfg.databaseDSN(); err == nil {
@@ -82,9 +90,9 @@ func lookup(environ []string) func(string) (string, bool) {
 	}
 }
 
-// serveRelay runs the relay and its HTTP server, which starts first and stops last, until ctx is
+// serveRelay runs relay beside the HTTP server, which starts first and stops last, until ctx is
 // done or one of them fails. It logs how it ended.
-func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Writer) error {
+func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Writer, relay relayFunc) error {
 	log, err := newLogger(stderr, cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
@@ -93,7 +101,7 @@ func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Wri
 	for _, hint := range unknownVariables(environ) {
 		log.Warn(hint)
 	}
-	if err := superviseRelay(ctx, cfg, log); err != nil {
+	if err := supervise(ctx, cfg, log, relay); err != nil {
 		log.Error("ended", keyErr, err)
 		return err
 	}
@@ -101,7 +109,7 @@ func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Wri
 	return nil
 }
 
-func superviseRelay(ctx context.Context, cfg Config, log *slog.Logger) error {
+func supervise(ctx context.Context, cfg Config, log *slog.Logger, relay relayFunc) error {
 	reg := newRegistry()
 	metrics := newMetrics(reg)
 	health := newHealth(checkPostgres, checkRabbitMQ, checkRelay)
@@ -121,7 +129,7 @@ func superviseRelay(ctx context.Context, cfg Config, log *slog.Logger) error {
 		served <- err
 	}()
 	relayed := make(chan error, 1)
-	go func() { relayed <- recovered(func() error { return runRelay(ctx, cfg, log, metrics, health) }) }()
+	go func() { relayed <- recovered(func() error { return relay(ctx, cfg, log, metrics, health) }) }()
 
 	select {
 	case err = <-relayed:
