@@ -157,8 +157,8 @@ func TestServerSpeaksTLS(t *testing.T) {
 	}
 }
 
-// TestShutdownIsBounded holds a request open that never ends.
-func TestShutdownIsBounded(t *testing.T) {
+// TestServerShutdownIsBounded holds a request open that never ends.
+func TestServerShutdownIsBounded(t *testing.T) {
 	cfg := validConfig(t)
 	cfg.HTTPAddr = "127.0.0.1:0"
 	srv, err := newServer(cfg, newRegistry(), newHealth(), slog.New(slog.DiscardHandler))
