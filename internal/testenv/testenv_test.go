@@ -131,3 +131,23 @@ func publish(t *testing.T, amqpURL, exchange, key, body string) {
 		t.Fatalf("publish: confirmed %t, %v", ok, err)
 	}
 }
+
+func TestRelayRunsAsAChild(t *testing.T) {
+	t.Parallel()
+	dsn, amqpURL := Database(t), Vhost(t)
+	env := []string{"DATABASE_URL=" + dsn, "AMQP_URL=" + amqpURL}
+	if code, stdout, stderr := Command(t, env, "migrate"); code != 0 {
+		t.Fatalf("migrate: exit code %d\n%s%s", code, stdout, stderr)
+	}
+	q := Consume(t, amqpURL, "outbox")
+	relay := Start(t, env...)
+	relay.Ready(t)
+	id := Value[string](t, dsn, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+		VALUES ('order', '1', 'order.placed', '{}') RETURNING id`)
+	if got := q.Next(t, 10*time.Second); got.MessageId != id {
+		t.Errorf("message-id = %s, want %s", got.MessageId, id)
+	}
+	if got := relay.Stop(t); got != 0 {
+		t.Errorf("exit code = %d, want 0", got)
+	}
+}
