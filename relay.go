@@ -2,10 +2,11 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
+	mathrand "math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -56,10 +57,13 @@ type Publisher interface {
 
 // Session is the working session in the database; see WorkingSession. Any error ends it.
 type Session interface {
-	Lead(name string) (bool, error)
+	Lead(name string) (led bool, deaths int, err error)
 	Holder() (Holder, error)
 	Claim(ClaimQuery) (Claim, error)
 	Settle(Settlement) (locked []string, err error)
+	Suspect(ClaimQuery) (e *Event, deaths int, err error)
+	Acquit(id string) error
+	AcquitAll() error
 	Keep() (bool, error)
 	TryDoorbell() (bool, error)
 	ReleaseDoorbell() error
@@ -108,7 +112,10 @@ type Relay struct {
 	low       lowWater
 
 	doorbell   doorbell
-	keeper     bool // we keep the doorbell
+	keeper     bool      // we keep the doorbell
+	suspects   int       // events still to be taken one by one
+	deaths     int       // of leaders before us that are not forgotten yet
+	since      time.Time // when the work lock was had
 	link       Link
 	paused     bool
 	due        bool      // there may be events
@@ -138,7 +145,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 	backlog := NewBacklog(cfg, log, m)
 	host, _ := os.Hostname() // for people only
 	relay := &Relay{
-		cfg: cfg, name: fmt.Sprintf("%s, pid %d", host, os.Getpid()),
+		cfg: cfg, name: fmt.Sprintf("%s, pid %d, run %.8s", host, os.Getpid(), rand.Text()),
 		connect:   func(ctx context.Context) (Session, error) { return store.Open(ctx) },
 		publisher: publisher, ears: listener, health: h, metrics: m, log: log,
 		notified: notified, reconnected: reconnected, news: news,
@@ -216,9 +223,10 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 func (r *Relay) lead(ctx context.Context) (bool, error) {
 	var known Holder
 	for {
-		led, err := r.session.Lead(r.name)
+		led, deaths, err := r.session.Lead(r.name)
 		if led || err != nil {
 			if led {
+				r.suspect(deaths)
 				r.log.Info("working the outbox", "relay", r.name)
 				r.health.Set(checkRelay, nil)
 				set01(r.metrics.Leader, true)
@@ -245,6 +253,7 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 // work runs the loop under the work lock.
 func (r *Relay) work(ctx context.Context) error {
 	r.doorbell = doorbell{}
+	r.since = time.Now()
 	r.open, r.leased = false, time.Time{}
 	r.low = newLowWater()
 	r.nextRetry, r.deadline, r.probed = time.Time{}, time.Time{}, time.Time{}
@@ -372,6 +381,9 @@ func (r *Relay) room() bool {
 	if r.cfg.Ordering == orderingNone {
 		return len(r.hand) == 0
 	}
+	if r.suspects > 0 {
+		return len(r.hand) == len(r.locked)
+	}
 	return len(r.hand)-len(r.locked) <= r.cfg.BatchSize/2 && r.handBytes <= r.cfg.BatchBytes/2
 }
 
@@ -408,10 +420,19 @@ func (r *Relay) claim() error {
 	for id := range r.hand {
 		q.InHand = append(q.InHand, id)
 	}
+	if r.suspects > 0 {
+		return r.claimSuspect(q)
+	}
 	c, err := r.session.Claim(q)
 	if err != nil {
 		return err
 	}
+	r.accept(c)
+	return nil
+}
+
+// accept takes what a claim found in hand and gives it to the publisher.
+func (r *Relay) accept(c Claim) {
 	r.metrics.Claims.Inc()
 	r.low.claimed(c)
 	r.due = c.More
@@ -427,7 +448,7 @@ func (r *Relay) claim() error {
 		events = r.withoutLocked(events)
 	}
 	if len(events) == 0 {
-		return nil
+		return
 	}
 	now := time.Now()
 	for _, e := range events {
@@ -438,7 +459,6 @@ func (r *Relay) claim() error {
 	r.open = r.cfg.Ordering == orderingNone
 	r.metrics.BatchEvents.Observe(float64(len(events)))
 	r.publisher.Publish(events)
-	return nil
 }
 
 // withoutLocked leaves out what follows an event whose failure could not be written down.
@@ -489,6 +509,11 @@ func (r *Relay) settle() error {
 			continue
 		}
 		r.settled(res)
+		if r.suspects > 0 {
+			if err := r.session.Acquit(res.Event.ID); err != nil {
+				return err
+			}
+		}
 	}
 	if len(r.locked) > 0 {
 		r.metrics.SettleSkipped.Add(float64(len(r.locked)))
@@ -539,5 +564,5 @@ func retryDelay(base, longest time.Duration, n int) time.Duration {
 			d = min(doubled, longest)
 		}
 	}
-	return d - time.Duration(rand.Int64N(int64(d)/5+1))
+	return d - time.Duration(mathrand.Int64N(int64(d)/5+1))
 }

@@ -20,17 +20,20 @@ var _ Session = (*fakeSession)(nil)
 // fakeSession is a working session over rows in memory. All of it is used by the relay's
 // goroutine; tests look at it while the bubble stands still.
 type fakeSession struct {
-	pending  []*Event
-	claims   []ClaimQuery
-	settled  []Settlement
-	ringing  bool // the doorbell lock is held
-	refuse   int  // how often sleep is refused
-	released int
-	failOn   string // operation that fails
-	locked   []string
-	ended    bool
-	paused   bool
-	baton    *baton
+	pending   []*Event
+	claims    []ClaimQuery
+	settled   []Settlement
+	ringing   bool // the doorbell lock is held
+	refuse    int  // how often sleep is refused
+	released  int
+	failOn    string // operation that fails
+	locked    []string
+	ended     bool
+	paused    bool
+	deaths    int            // of leaders before
+	suspicion map[string]int // deaths with this event in hand
+	noted     []string
+	baton     *baton
 }
 
 func (s *fakeSession) fail(op string) error {
@@ -41,9 +44,20 @@ func (s *fakeSession) fail(op string) error {
 	return nil
 }
 
-func (s *fakeSession) Lead(string) (bool, error) { return true, s.fail("lead") }
-func (s *fakeSession) Holder() (Holder, error)   { return Holder{}, nil }
-func (s *fakeSession) Keep() (bool, error)       { return true, nil }
+func (s *fakeSession) Lead(string) (bool, int, error) { return true, s.deaths, s.fail("lead") }
+func (s *fakeSession) Acquit(string) error            { return s.fail("acquit") }
+func (s *fakeSession) AcquitAll() error               { s.noted = nil; return s.fail("acquit all") }
+func (s *fakeSession) Suspect(q ClaimQuery) (*Event, int, error) {
+	for _, e := range s.pending {
+		if !slices.Contains(q.InHand, e.ID) {
+			s.noted = append(s.noted, e.ID)
+			return e, s.suspicion[e.ID] + 1, s.fail("suspect")
+		}
+	}
+	return nil, 0, s.fail("suspect")
+}
+func (s *fakeSession) Holder() (Holder, error) { return Holder{}, nil }
+func (s *fakeSession) Keep() (bool, error)     { return true, nil }
 func (s *fakeSession) Beat() (bool, error) {
 	err := s.fail("beat")
 	return s.paused, err
@@ -421,6 +435,40 @@ func TestLockedRowIsMarkedLaterWithoutSendingAgain(t *testing.T) {
 		r.step(2 * time.Second)
 		if len(r.session.pending) != 0 || len(r.publisher.got) != 1 {
 			t.Errorf("pending = %d, batches = %d; want it marked and never sent again", len(r.session.pending), len(r.publisher.got))
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestEventThatKillsTheRelayIsSetAside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.deaths = 4
+			r.session.pending = eventsUpTo(5)
+			r.session.suspicion = map[string]int{eventNumber(3).ID: fatalDeaths}
+		})
+		if len(r.session.pending) != 0 {
+			t.Errorf("pending = %d, want 0", len(r.session.pending))
+		}
+		for _, batch := range r.publisher.got {
+			if len(batch) != 1 || batch[0].Seq == 3 {
+				t.Errorf("published %v, want one by one and never the one that kills", batch)
+			}
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
+func TestOneDeathMakesNobodySuspicious(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.deaths = 1
+			r.session.pending = eventsUpTo(5)
+		})
+		if len(r.session.noted) != 0 || len(r.publisher.got) != 1 {
+			t.Errorf("noted = %v, batches = %d; want full speed", r.session.noted, len(r.publisher.got))
 		}
 		r.stop()
 		r.step(0)

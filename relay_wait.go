@@ -86,6 +86,11 @@ func (r *Relay) beat() error {
 			return err
 		}
 	}
+	if r.deaths > 0 && r.suspects == 0 && time.Since(r.since) > healthyAfter {
+		if err := r.trust(); err != nil {
+			return err
+		}
+	}
 	if paused != r.paused {
 		r.paused = paused
 		set01(r.metrics.Paused, paused)

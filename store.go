@@ -71,6 +71,7 @@ type WorkingSession struct {
 	claim       *sql.Stmt
 	settle      *sql.Stmt
 	table       uint32 // oid of outbox_events
+	payloadType string // of the column, as PostgreSQL spells it
 	contentType string
 	clockAhead  time.Duration // of the server's clock before ours
 	inTx        bool          // a batch of an unordered outbox is open
@@ -119,6 +120,7 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	}
 	s.clockAhead = time.UnixMicro(clock).Sub(sent.Add(time.Since(sent) / 2))
 	s.table = uint32(table.Int64)
+	s.payloadType = payloadType.String
 	s.contentType = contentTypes[payloadType.String]
 	if s.contentType == "" {
 		return fmt.Errorf("outbox_events.payload is of type %q: it must be jsonb, json, text or bytea", payloadType.String)
@@ -126,7 +128,7 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	if err := s.refusePooler(ctx, pid); err != nil {
 		return err
 	}
-	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), payloadType.String)); err != nil {
+	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), false, payloadType.String)); err != nil {
 		return err
 	}
 	s.settle, err = s.prepare(sqlfiles.Settle(false))
@@ -212,9 +214,9 @@ func (s *WorkingSession) exec(query string, args ...any) (sql.Result, error) {
 	return res, err
 }
 
-func (s *WorkingSession) queryRow(query string, dest ...any) error {
+func (s *WorkingSession) queryRow(query string, dest []any, args ...any) error {
 	sent := time.Now()
-	err := s.conn.QueryRowContext(context.Background(), query).Scan(dest...)
+	err := s.conn.QueryRowContext(context.Background(), query, args...).Scan(dest...)
 	if err == nil {
 		s.answered(sent)
 	}
@@ -222,21 +224,22 @@ func (s *WorkingSession) queryRow(query string, dest ...any) error {
 }
 
 // Lead tries to get the work lock: alone when ORDERING=aggregate, beside other relays of the
-// same kind when ORDERING=none. It never waits.
-func (s *WorkingSession) Lead(name string) (bool, error) {
+// same kind when ORDERING=none. It never waits. deaths is how many leaders in a row ended
+// without an end in order; of relays side by side that is not known.
+func (s *WorkingSession) Lead(name string) (led bool, deaths int, err error) {
 	lock := "work lock shared"
 	if s.ordered() {
 		lock = "work lock exclusive"
 	}
-	if err := s.queryRow(sqlfiles.SessionLock(lock, sqlfiles.WorkLockClass, s.table), &s.led); err != nil {
-		return false, fmt.Errorf("try the work lock: %w", err)
+	if err := s.queryRow(sqlfiles.SessionLock(lock, sqlfiles.WorkLockClass, s.table), []any{&s.led}); err != nil {
+		return false, 0, fmt.Errorf("try the work lock: %w", err)
 	}
 	if s.led && s.ordered() {
-		if _, err := s.exec(sqlfiles.Session("begin work"), name); err != nil {
-			return false, fmt.Errorf("note the leader: %w", err)
+		if err := s.queryRow(sqlfiles.Session("begin work"), []any{&deaths}, name); err != nil {
+			return false, 0, fmt.Errorf("note the leader: %w", err)
 		}
 	}
-	return s.led, nil
+	return s.led, deaths, nil
 }
 
 // Holder is who has the work lock.
@@ -253,7 +256,7 @@ func (h Holder) String() string {
 // Holder returns a holder of the work lock; the zero Holder when there is none any more.
 func (s *WorkingSession) Holder() (Holder, error) {
 	var h Holder
-	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), &h.PID, &h.User, &h.ApplicationName)
+	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), []any{&h.PID, &h.User, &h.ApplicationName})
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return h, fmt.Errorf("look who holds the work lock: %w", err)
 	}
@@ -266,7 +269,7 @@ func (s *WorkingSession) Keep() (kept bool, err error) {
 	if s.ordered() {
 		return true, nil
 	}
-	if err := s.queryRow(sqlfiles.SessionLock("keeper try", sqlfiles.KeeperLockClass, s.table), &kept); err != nil {
+	if err := s.queryRow(sqlfiles.SessionLock("keeper try", sqlfiles.KeeperLockClass, s.table), []any{&kept}); err != nil {
 		return false, fmt.Errorf("try the keeper lock: %w", err)
 	}
 	return kept, nil
@@ -274,7 +277,7 @@ func (s *WorkingSession) Keep() (kept bool, err error) {
 
 // TryDoorbell tries to get the doorbell lock, with which every writer's commit rings.
 func (s *WorkingSession) TryDoorbell() (got bool, err error) {
-	if err := s.queryRow(sqlfiles.SessionLock("doorbell try", sqlfiles.DoorbellLockClass, s.table), &got); err != nil {
+	if err := s.queryRow(sqlfiles.SessionLock("doorbell try", sqlfiles.DoorbellLockClass, s.table), []any{&got}); err != nil {
 		return false, fmt.Errorf("try the doorbell lock: %w", err)
 	}
 	return got, nil
@@ -283,7 +286,7 @@ func (s *WorkingSession) TryDoorbell() (got bool, err error) {
 // ReleaseDoorbell lets writers be silent.
 func (s *WorkingSession) ReleaseDoorbell() error {
 	var had bool
-	if err := s.queryRow(sqlfiles.SessionLock("doorbell release", sqlfiles.DoorbellLockClass, s.table), &had); err != nil {
+	if err := s.queryRow(sqlfiles.SessionLock("doorbell release", sqlfiles.DoorbellLockClass, s.table), []any{&had}); err != nil {
 		return fmt.Errorf("release the doorbell lock: %w", err)
 	}
 	return nil
@@ -292,7 +295,7 @@ func (s *WorkingSession) ReleaseDoorbell() error {
 // Beat proves that the session lives, renews the lease, and reports whether the outbox is paused.
 func (s *WorkingSession) Beat() (paused bool, err error) {
 	var table int64
-	if err := s.queryRow(sqlfiles.Session("beat"), &paused, &table); err != nil {
+	if err := s.queryRow(sqlfiles.Session("beat"), []any{&paused, &table}); err != nil {
 		return false, fmt.Errorf("beat: %w", err)
 	}
 	if uint32(table) != s.table {

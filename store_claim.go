@@ -43,7 +43,7 @@ func (s *WorkingSession) Claim(q ClaimQuery) (Claim, error) {
 		}
 		s.inTx = true
 	}
-	c, err := s.queryClaim(q)
+	c, err := s.queryClaim(s.claim, q)
 	if err != nil {
 		return Claim{}, fmt.Errorf("claim: %w", err)
 	}
@@ -61,13 +61,13 @@ func (s *WorkingSession) commit() error {
 	return nil
 }
 
-func (s *WorkingSession) queryClaim(q ClaimQuery) (Claim, error) {
+func (s *WorkingSession) queryClaim(stmt *sql.Stmt, q ClaimQuery) (Claim, error) {
 	sent := time.Now()
 	args := []any{q.Mark, q.Limit, q.Bytes, s.st.cfg.AMQPMaxMessageBytes, uuidArray(q.InHand)}
 	if s.ordered() {
 		args = append(args, s.st.cfg.OnDeadLetter == onDeadLetterHold)
 	}
-	rows, err := s.claim.QueryContext(context.Background(), args...)
+	rows, err := stmt.QueryContext(context.Background(), args...)
 	if err != nil {
 		return Claim{}, err
 	}

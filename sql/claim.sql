@@ -17,7 +17,7 @@
 -- aggregate has failed and is not processed, due or not. Once that one is confirmed (or dead
 -- and not holding) the caller moves the mark back below it.
 --
--- The payload is taken in the form in which its bytes go out: as text, or bytea as it is.
+-- Blind, it returns neither payload nor headers. The payload is taken in the form in which its bytes go out: as text, or bytea as it is.
 WITH retries AS MATERIALIZED (
     SELECT e.id, e.seq, e.created_at, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
            e.headers, e.attempts, e.last_error
@@ -59,13 +59,13 @@ WITH retries AS MATERIALIZED (
     WINDOW w AS (ORDER BY NOT c.retry, c.seq, c.created_at, c.id ROWS UNBOUNDED PRECEDING)
 ), loaded AS (
     SELECT n, retry, id, seq, created_at, aggregate_type, aggregate_id, event_type,
-           {{.Payload}} AS body, headers::text AS headers, attempts, last_error
+           {{if .Blind}}NULL::{{.PayloadType}} AS body, NULL::text AS headers{{else}}{{.Payload}} AS body, headers::text AS headers{{end}}, attempts, last_error
     FROM candidates
     WHERE n <= $2::int AND (n = 1 OR stored <= $3::bigint)
     OFFSET 0 -- keeps the conversion of a payload from being done twice
 ), measured AS (
     SELECT *, octet_length(body) AS bytes, octet_length(body) > $4::bigint AS oversized,
-           sum(CASE WHEN octet_length(body) > $4::bigint THEN 0 ELSE octet_length(body) END
+           sum(CASE WHEN octet_length(body) <= $4::bigint THEN octet_length(body) ELSE 0 END
                + coalesce(octet_length(headers), 0)) OVER (ORDER BY n ROWS UNBOUNDED PRECEDING) AS total
     FROM loaded
 )
@@ -83,7 +83,7 @@ SELECT 0 AS kind, 0::bigint AS n, NULL::boolean AS retry, NULL::text AS id,
        pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax
 UNION ALL
 SELECT 1, n, retry, id::text, seq, aggregate_type, aggregate_id, event_type,
-       CASE WHEN oversized THEN NULL ELSE body END, bytes, oversized, headers, attempts,
+       CASE WHEN oversized THEN NULL ELSE body END, bytes, coalesce(oversized, false), headers, attempts,
        CASE WHEN isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000000)::bigint END,
        coalesce(starts_with(last_error, 'the broker closed the channel'), false),
        NULL, NULL, NULL, NULL, NULL

@@ -64,10 +64,29 @@ SELECT coalesce((SELECT paused_at IS NOT NULL FROM outbox_relay_state), false),
        coalesce(to_regclass('outbox_events')::oid::bigint, 0);
 
 -- section: begin work
-UPDATE outbox_relay_state SET leader = $1, leader_since = now(), clean = false;
+-- Returns how many relays in a row ended without an end in order, this one's own sessions apart.
+WITH before AS MATERIALIZED (SELECT leader, clean, deaths FROM outbox_relay_state FOR UPDATE)
+UPDATE outbox_relay_state s
+SET leader = $1, leader_since = now(), clean = false,
+    deaths = CASE WHEN before.clean THEN 0 WHEN before.leader = $1 THEN before.deaths ELSE before.deaths + 1 END
+FROM before
+RETURNING s.deaths;
 
 -- section: end work
-UPDATE outbox_relay_state SET clean = true;
+UPDATE outbox_relay_state SET clean = true, deaths = 0;
+
+-- section: suspect
+-- Notes that an event is about to be taken in hand. Returns how often that was noted.
+INSERT INTO outbox_suspects AS s (id, deaths, claimed_at) VALUES ($1, 1, now())
+ON CONFLICT (id) DO UPDATE SET deaths = s.deaths + 1, claimed_at = now()
+RETURNING deaths;
+
+-- section: acquit
+DELETE FROM outbox_suspects WHERE id = $1;
+
+-- section: acquit all
+WITH none AS (DELETE FROM outbox_suspects)
+UPDATE outbox_relay_state SET deaths = 0;
 
 -- section: probe
 SELECT pg_notify($1, '');

@@ -20,8 +20,8 @@ var (
 )
 
 // Claim is claim.sql for an ordered or unordered outbox whose payload column has this type, as
-// PostgreSQL spells it. Prepare it: it has parameters.
-func Claim(ordered bool, payloadType string) string {
+// PostgreSQL spells it. Blind, it leaves payload and headers out. Prepare it: it has parameters.
+func Claim(ordered, blind bool, payloadType string) string {
 	payload := "payload::text"
 	if payloadType == "bytea" {
 		payload = "payload"
@@ -29,9 +29,9 @@ func Claim(ordered bool, payloadType string) string {
 		payloadType = "text"
 	}
 	return fill(claim, struct {
-		Ordered              bool
+		Ordered, Blind       bool
 		Payload, PayloadType string
-	}{ordered, payload, payloadType})
+	}{ordered, blind, payload, payloadType})
 }
 
 // Settle is settle.sql. With skipLocked it passes over rows that another session has locked;
