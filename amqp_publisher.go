@@ -257,6 +257,8 @@ func (p *AMQPPublisher) serve(ctx context.Context, s *amqpSession) error {
 // patience is how long serve may sleep when nothing happens.
 func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	switch {
+	case p.blocked(): // no confirm is expected, and the end of it rings
+		return leaseRecheck
 	case len(p.flights) > 1 || len(p.late) > 0 && len(p.flights) > 0:
 		return sweepInterval
 	case len(p.ready)+len(p.solo) > 0: // held back by the lease or the blocked broker

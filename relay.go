@@ -179,8 +179,14 @@ func (r *Relay) Run(ctx context.Context) error {
 		switch {
 		case err == nil, errors.Is(err, errPooler), errors.Is(err, errShutdownOverrun):
 			return err
-		case ctx.Err() != nil && r.session == nil: // never connected in this round: nothing is held
-			return nil
+		case ctx.Err() != nil:
+			r.beginStop()
+			if len(r.hand) == 0 {
+				return nil
+			}
+			if !time.Now().Before(r.deadline) {
+				return errShutdownOverrun
+			}
 		}
 		r.publisher.Recall() // without the locks nothing more may be written
 		r.health.Set(checkPostgres, err)
@@ -189,10 +195,20 @@ func (r *Relay) Run(ctx context.Context) error {
 		if time.Since(began) > 10*restartMax {
 			pause.Reset()
 		}
-		sleep(ctx, pause.NextBackOff())
-		if ctx.Err() != nil && len(r.hand) == 0 {
-			return nil
+		if ctx.Err() == nil {
+			sleep(ctx, pause.NextBackOff())
+		} else { // what was confirmed is to be marked yet
+			sleep(context.WithoutCancel(ctx), restartMin)
 		}
+	}
+}
+
+// beginStop starts the shutdown, once: nothing more is claimed, what was not written comes back,
+// and the rest has until the deadline.
+func (r *Relay) beginStop() {
+	if r.deadline.IsZero() {
+		r.deadline = time.Now().Add(max(r.cfg.ShutdownTimeout-settleReserve, r.cfg.ShutdownTimeout/2))
+		r.publisher.Recall()
 	}
 }
 
@@ -200,7 +216,13 @@ func (r *Relay) Run(ctx context.Context) error {
 // lost or, which it reports by nil, the relay ended in order.
 func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	r.session = nil
-	session, err := r.connect(ctx)
+	connecting := ctx
+	if !r.deadline.IsZero() {
+		var cancel context.CancelFunc
+		connecting, cancel = context.WithDeadline(context.WithoutCancel(ctx), r.deadline)
+		defer cancel()
+	}
+	session, err := r.connect(connecting)
 	if err != nil {
 		return err
 	}
@@ -239,8 +261,14 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 		}
 		if holder != known && holder != (Holder{}) {
 			known = holder
-			r.log.Info("standing by: another session works the outbox", "holder", holder.String())
-			r.health.Set(checkRelay, nil) // a standby could take over: a rolling deploy waits for that
+			if holder.MayBeRelay {
+				// A standby could take over, so it is ready: a rolling deploy waits for that.
+				r.log.Info("standing by: another relay works the outbox", "holder", holder.String())
+				r.health.Set(checkRelay, nil)
+			} else {
+				r.log.Error("the work lock is held by a session that does not look like a relay", "holder", holder.String())
+				r.health.Set(checkRelay, fmt.Errorf("the work lock is held by no relay but by %s", holder))
+			}
 		}
 		r.publisherNews() // the link's state, for readiness
 		sleep(ctx, beatInterval)
@@ -256,7 +284,7 @@ func (r *Relay) work(ctx context.Context) error {
 	r.since = time.Now()
 	r.open, r.leased = false, time.Time{}
 	r.low = newLowWater()
-	r.nextRetry, r.deadline, r.probed = time.Time{}, time.Time{}, time.Time{}
+	r.nextRetry, r.probed = time.Time{}, time.Time{}
 	r.wake(CauseStart)
 	r.fullLook = true
 	var err error
@@ -267,10 +295,8 @@ func (r *Relay) work(ctx context.Context) error {
 	defer timers.stop()
 	for {
 		r.publisherNews()
-		if ctx.Err() != nil && r.deadline.IsZero() {
-			r.health.Stop()
-			r.deadline = time.Now().Add(max(r.cfg.ShutdownTimeout-settleReserve, r.cfg.ShutdownTimeout/2))
-			r.publisher.Recall()
+		if ctx.Err() != nil {
+			r.beginStop()
 		}
 		stopping := !r.deadline.IsZero()
 		able := r.link.Up && r.link.Blocked == "" && !r.paused && !stopping

@@ -247,6 +247,7 @@ type Holder struct {
 	PID             int
 	User            string
 	ApplicationName string
+	MayBeRelay      bool // it bears our application_name, or one we may not see
 }
 
 func (h Holder) String() string {
@@ -256,7 +257,7 @@ func (h Holder) String() string {
 // Holder returns a holder of the work lock; the zero Holder when there is none any more.
 func (s *WorkingSession) Holder() (Holder, error) {
 	var h Holder
-	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), []any{&h.PID, &h.User, &h.ApplicationName})
+	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), []any{&h.PID, &h.User, &h.ApplicationName, &h.MayBeRelay})
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return h, fmt.Errorf("look who holds the work lock: %w", err)
 	}
