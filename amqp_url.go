@@ -18,8 +18,10 @@ import (
 
 // amqpParameters are those of a URL that amqp091-go heeds; it ignores all others silently, TLS
 // settings with a slip in their name included.
-var amqpParameters = []string{"auth_mechanism", "cacertfile", "certfile", "channel_max", "connection_timeout",
-	"heartbeat", "keyfile", "server_name_indication"}
+var amqpParameters = []string{
+	"auth_mechanism", "cacertfile", "certfile", "channel_max", "connection_timeout",
+	"heartbeat", "keyfile", "server_name_indication",
+}
 
 // amqpComma matches a comma that ends one URL of a list; others may be part of a password.
 var amqpComma = regexp.MustCompile(`,\s*(amqps?://)`)
@@ -86,8 +88,10 @@ func checkTLSFiles(raw string) (faults []string) {
 
 // scrubAMQP says what amqp091-go disliked about a URL. Its own errors quote values.
 func scrubAMQP(err error) string {
-	for _, known := range []string{"heartbeat is not an uint16", "connection_timeout is not an integer",
-		"channel_max is not an uint16", "must not contain whitespace"} {
+	for _, known := range []string{
+		"heartbeat is not an uint16", "connection_timeout is not an integer",
+		"channel_max is not an uint16", "must not contain whitespace",
+	} {
 		if strings.Contains(err.Error(), known) {
 			return known
 		}

@@ -196,7 +196,7 @@ var quoted = regexp.MustCompile("`[^`]*`")
 
 func (c Config) httpFaults() (faults []fault) {
 	_, port, err := net.SplitHostPort(c.HTTPAddr)
-	if n, perr := strconv.ParseUint(port, 10, 16); err != nil || perr != nil || n > 65535 {
+	if _, portErr := strconv.ParseUint(port, 10, 16); err != nil || portErr != nil {
 		faults = append(faults, fault{"HTTP_ADDR", fmt.Sprintf("%q is not an address like :9090 or 127.0.0.1:9090", c.HTTPAddr)})
 	}
 	if err := web.Validate(c.WebConfigFile); err != nil {

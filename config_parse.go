@@ -39,7 +39,7 @@ func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg 
 		kong.Description(description),
 		kong.Writers(stdout, io.Discard),
 		kong.Exit(func(int) { helped = true }),
-		kong.HelpFormatter(helpText),
+		kong.ValueFormatter(helpText),
 		kong.Resolvers(environment(environ)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), lenient{&faults, setDuration}),
 		kong.KindMapper(reflect.Int, lenient{&faults, setInt}),

@@ -103,7 +103,8 @@ func TestValidate(t *testing.T) {
 		{"a port too far", func(c *Config) { c.HTTPAddr = ":65536" }, []string{`HTTP_ADDR: ":65536" is not an address like :9090 or 127.0.0.1:9090`}},
 		{"an absent web configuration", func(c *Config) { c.WebConfigFile = "/nonexistent/web" }, []string{"WEB_CONFIG_FILE: open /nonexistent/web: no such file or directory"}},
 		{"a web configuration with a slip", func(c *Config) { c.WebConfigFile = web }, []string{
-			"WEB_CONFIG_FILE: yaml: unmarshal errors: line 1: cannot unmarshal !!str `...` into map[string]config.Secret"}},
+			"WEB_CONFIG_FILE: yaml: unmarshal errors: line 1: cannot unmarshal !!str `...` into map[string]config.Secret",
+		}},
 		{"not a level", func(c *Config) { c.LogLevel = "trace" }, []string{`LOG_LEVEL: "trace" is not one of debug, info, warn, error`}},
 		{"not a format", func(c *Config) { c.LogFormat = "xml" }, []string{`LOG_FORMAT: "xml" is not one of json, text`}},
 	}

@@ -168,8 +168,10 @@ func parseURL(raw string) (u *url.URL, fault string) {
 	const encode = ": reserved characters in user name and password must be percent-encoded (@ as %40, / as %2F, ? as %3F, # as %23, % as %25)"
 	u, err := url.Parse(raw)
 	if err != nil {
-		for _, known := range []string{"invalid port", "invalid URL escape", "invalid userinfo",
-			"invalid control character", "invalid character", "missing ']' in host"} {
+		for _, known := range []string{
+			"invalid port", "invalid URL escape", "invalid userinfo",
+			"invalid control character", "invalid character", "missing ']' in host",
+		} {
 			if strings.Contains(err.Error(), known) {
 				return nil, "not a URL (" + known + ")" + encode
 			}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -9,7 +10,7 @@ import (
 )
 
 func TestPrepareDSN(t *testing.T) {
-	const fiveSeconds = 5 * time.Second
+	const standard = 5 * time.Second
 	tests := []struct {
 		name    string
 		dsn     string
@@ -17,23 +18,23 @@ func TestPrepareDSN(t *testing.T) {
 		app     string
 		check   func(pq.Config) bool
 	}{
-		{"a URL", "postgres://u:p@h/d", fiveSeconds, "outbox-relay", nil},
-		{"white space around", " postgres://u:p@h/d\n", fiveSeconds, "outbox-relay", nil},
-		{"the other scheme", "postgresql://u:p@h/d", fiveSeconds, "outbox-relay", nil},
+		{"a URL", "postgres://u:p@h/d", standard, "outbox-relay", nil},
+		{"white space around", " postgres://u:p@h/d\n", standard, "outbox-relay", nil},
+		{"the other scheme", "postgresql://u:p@h/d", standard, "outbox-relay", nil},
 		{"a URL that says all", "postgres://u:p@h/d?connect_timeout=2&application_name=me", 2 * time.Second, "me", nil},
-		{"key=value", "user=u password=p host=h dbname=d", fiveSeconds, "outbox-relay", nil},
+		{"key=value", "user=u password=p host=h dbname=d", standard, "outbox-relay", nil},
 		{"key=value that says all", "user=u password=p host=h dbname=d connect_timeout=9 application_name='a b'", 9 * time.Second, "a b", nil},
-		{"key=value that ends in an empty value", "user=u host=h password=", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Password == "" }},
-		{"a fallback name of its own", "user=u fallback_application_name=mine", fiveSeconds, "mine", nil},
-		{"a schema", "postgres://u:p@h/d?search_path=shop", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Runtime["search_path"] == "shop" }},
-		{"a password with every reserved character", "postgres://u:%40%2F%3F%23%25%3A%20%27%5C@h/d", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Password == `@/?#%: '\` }},
-		{"an @ in the password as it is", "postgres://u:p@ss@h/d", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Password == "p@ss" }},
-		{"several hosts", "postgres://u:p@a,b/d?port=1,2&target_session_attrs=read-write", fiveSeconds, "outbox-relay", func(c pq.Config) bool {
+		{"key=value that ends in an empty value", "user=u host=h password=", standard, "outbox-relay", func(c pq.Config) bool { return c.Password == "" }},
+		{"a fallback name of its own", "user=u fallback_application_name=mine", standard, "mine", nil},
+		{"a schema", "postgres://u:p@h/d?search_path=shop", standard, "outbox-relay", func(c pq.Config) bool { return c.Runtime["search_path"] == "shop" }},
+		{"a password with every reserved character", "postgres://u:%40%2F%3F%23%25%3A%20%27%5C@h/d", standard, "outbox-relay", func(c pq.Config) bool { return c.Password == `@/?#%: '\` }},
+		{"an @ in the password as it is", "postgres://u:p@ss@h/d", standard, "outbox-relay", func(c pq.Config) bool { return c.Password == "p@ss" }},
+		{"several hosts", "postgres://u:p@a,b/d?port=1,2&target_session_attrs=read-write", standard, "outbox-relay", func(c pq.Config) bool {
 			return c.Host == "a" && c.Port == 1 && c.Multi[0].Host == "b" && c.Multi[0].Port == 2
 		}},
-		{"IPv6", "postgres://u:p@[::1]:5432/d", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Host == "::1" }},
-		{"a socket", "user=u host=/run/postgresql dbname=d", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.Host == "/run/postgresql" }},
-		{"sslmode stays", "postgres://u:p@h/d?sslmode=disable", fiveSeconds, "outbox-relay", func(c pq.Config) bool { return c.SSLMode == "disable" }},
+		{"IPv6", "postgres://u:p@[::1]:5432/d", standard, "outbox-relay", func(c pq.Config) bool { return c.Host == "::1" }},
+		{"a socket", "user=u host=/run/postgresql dbname=d", standard, "outbox-relay", func(c pq.Config) bool { return c.Host == "/run/postgresql" }},
+		{"sslmode stays", "postgres://u:p@h/d?sslmode=disable", standard, "outbox-relay", func(c pq.Config) bool { return c.SSLMode == "disable" }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -139,7 +140,7 @@ func TestRefusedPGVariablesAreThoseOfPQ(t *testing.T) {
 			if _, err := pq.NewConfig("user=u"); err == nil {
 				t.Errorf("lib/pq takes $%s", name)
 			}
-			environ := append(validEnviron, name+"=x")
+			environ := append(slices.Clone(validEnviron), name+"=x")
 			cfg := validConfig(t)
 			if got := faultsOf(t, cfg.validate("run", nil, lookup(environ))); len(got) != 1 {
 				t.Errorf("faults = %q, want one", got)

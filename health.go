@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 )
@@ -66,7 +65,7 @@ func (h *Health) Ready() (ok bool, lines []string) {
 		}
 		lines = append(lines, c+": ok")
 	}
-	return ok, slices.Clip(lines)
+	return ok, lines
 }
 
 // oneLine folds white space and cuts what is too long.

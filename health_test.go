@@ -22,8 +22,10 @@ func TestHealth(t *testing.T) {
 			h.Set("postgres", errors.New("dial:\n  no\troute"))
 			h.Set("rabbitmq", nil)
 		}, false, []string{"postgres: dial: no route", "rabbitmq: ok"}},
-		{"not ready while it ends, however fine", func(h *Health) { h.Set("rabbitmq", nil); h.Set("postgres", nil); h.Stop() }, false,
-			[]string{"shutting down", "postgres: ok", "rabbitmq: ok"}},
+		{
+			"not ready while it ends, however fine", func(h *Health) { h.Set("rabbitmq", nil); h.Set("postgres", nil); h.Stop() }, false,
+			[]string{"shutting down", "postgres: ok", "rabbitmq: ok"},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -69,7 +70,7 @@ func TestRunWaitsForItsServersAndEndsInOrder(t *testing.T) {
 	defer cancel()
 	var stderr syncBuffer
 	code := make(chan int, 1)
-	go func() { code <- run(ctx, nil, append(nowhere, "AMQP_EXCHANGES=x"), io.Discard, &stderr) }()
+	go func() { code <- run(ctx, nil, append(slices.Clone(nowhere), "AMQP_EXCHANGES=x"), io.Discard, &stderr) }()
 
 	addr := stderr.await(t, regexp.MustCompile(`"address":"(127\.0\.0\.1:\d+)"`))
 	defer http.DefaultClient.CloseIdleConnections()
@@ -172,7 +173,7 @@ func TestSignals(t *testing.T) {
 			}
 			return nil
 		}
-		os.Exit(runWith(context.Background(), nil, append(nowhere, "SHUTDOWN_TIMEOUT=50s"), os.Stdout, os.Stderr, relay))
+		os.Exit(runWith(context.Background(), nil, append(slices.Clone(nowhere), "SHUTDOWN_TIMEOUT=50s"), os.Stdout, os.Stderr, relay))
 	}
 	start := func(t *testing.T, mode string) (*exec.Cmd, *syncBuffer) {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestSignals$")

@@ -152,7 +152,7 @@ func TestServerSpeaksTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	if resp.StatusCode != 200 {
+	if resp.StatusCode != http.StatusOK {
 		t.Error(resp.Status)
 	}
 }
