@@ -58,13 +58,14 @@ type AMQPPublisher struct {
 	results []Result
 	link    Link
 
-	out      []Result             // reported, not yet visible to Take
-	chains   map[Aggregate]*chain // aggregates with events in hand; unused when ORDERING=none
-	ready    []*Event             // may be written now
-	solo     []*Event             // to be published alone, one after the other
-	flights  []*flight            // written, unconfirmed, in the order of writing
-	late     []*flight            // reported Late; a confirm still counts
-	suspects map[string]bool      // ids that were in flight when the broker closed the connection
+	connected bool                 // there was a session before
+	out       []Result             // reported, not yet visible to Take
+	chains    map[Aggregate]*chain // aggregates with events in hand; unused when ORDERING=none
+	ready     []*Event             // may be written now
+	solo      []*Event             // to be published alone, one after the other
+	flights   []*flight            // written, unconfirmed, in the order of writing
+	late      []*flight            // reported Late; a confirm still counts
+	suspects  map[string]bool      // ids that were in flight when the broker closed the connection
 }
 
 // chain holds the events of an aggregate back until those before them are confirmed.
@@ -168,7 +169,10 @@ func (p *AMQPPublisher) connect(ctx context.Context, host int) (*amqpSession, in
 		p.setLink(Link{Err: err})
 		return nil, len(urls), err
 	}
-	p.metrics.Reconnects[PeerRabbitMQ].Inc()
+	if p.connected {
+		p.metrics.Reconnects[PeerRabbitMQ].Inc()
+	}
+	p.connected = true
 	return s, len(urls), nil
 }
 

@@ -56,6 +56,7 @@ type Listener struct {
 	notified    Bell // a notification came
 	reconnected Bell // notifications may have been lost
 	probe       string
+	rings       atomic.Uint64
 	heard       atomic.Int64 // when the last probe came, in Unix nanoseconds
 }
 
@@ -70,6 +71,9 @@ func NewListener(cfg Config, log *slog.Logger, m *Metrics, notified, reconnected
 
 // ProbeChannel is a channel only this listener listens on.
 func (l *Listener) ProbeChannel() string { return l.probe }
+
+// Rings is how many notifications came so far. Safe for any goroutine.
+func (l *Listener) Rings() uint64 { return l.rings.Load() }
 
 // Heard reports when the last notification on ProbeChannel came; the zero time if none ever did.
 func (l *Listener) Heard() time.Time {
@@ -188,6 +192,7 @@ func (l *Listener) listen(ctx context.Context, onListening func()) error {
 			case n.Channel == l.probe:
 				l.heard.Store(time.Now().UnixNano())
 			default:
+				l.rings.Add(1)
 				l.notified.Ring()
 			}
 		}

@@ -78,6 +78,7 @@ type Session interface {
 type Ears interface {
 	ProbeChannel() string
 	Heard() time.Time
+	Rings() uint64
 }
 
 // Relay moves events from the outbox to the broker: wake, claim, publish, confirm, settle, and
@@ -229,7 +230,10 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	r.session = session
 	defer session.Discard()
 	set01(r.metrics.Connected[PeerPostgres], true)
-	r.metrics.Reconnects[PeerPostgres].Inc()
+	if r.connected {
+		r.metrics.Reconnects[PeerPostgres].Inc()
+	}
+	r.connected = true
 	r.health.Set(checkPostgres, nil)
 	onWorking()
 	if led, err := r.lead(ctx); !led {
@@ -385,7 +389,9 @@ func (r *Relay) take(res Result) {
 		if !e.CreatedAt.IsZero() {
 			r.metrics.PublishDelay.Observe(max(time.Since(e.CreatedAt)+r.session.ClockAhead(), 0).Seconds())
 		}
-		r.log.Debug("published", eventAttrs(e)...)
+		if r.log.Enabled(context.Background(), slog.LevelDebug) { // not worth its allocations otherwise
+			r.log.Debug("published", eventAttrs(e)...)
+		}
 	default:
 		r.metrics.CountFailed(e.EventType)
 		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
@@ -460,6 +466,7 @@ func (r *Relay) claim() error {
 // accept takes what a claim found in hand and gives it to the publisher.
 func (r *Relay) accept(c Claim) {
 	r.metrics.Claims.Inc()
+	r.doorbell.claimed(len(c.Events))
 	r.low.claimed(c)
 	r.due = c.More
 	if !c.More {
@@ -517,11 +524,13 @@ func (r *Relay) settle() error {
 			s.Failed = append(s.Failed, r.failure(res))
 		}
 	}
+	began := time.Now()
 	locked, err := r.session.Settle(s)
 	if err != nil {
 		r.done, r.locked = done, nil
 		return err
 	}
+	r.doorbell.settled(len(done), time.Since(began))
 	r.metrics.Settles.Inc()
 	r.open = false
 	isLocked := make(map[string]bool, len(locked))

@@ -155,6 +155,7 @@ func (p *fakePublisher) Take() ([]Result, Link) {
 type fakeEars struct{}
 
 func (fakeEars) ProbeChannel() string { return "probe" }
+func (fakeEars) Rings() uint64        { return 0 }
 func (fakeEars) Heard() time.Time     { return time.Now() }
 
 // rig is a relay with fakes around it.
