@@ -113,6 +113,7 @@ type Relay struct {
 	low       lowWater
 
 	doorbell   doorbell
+	connected  bool      // there was a session before
 	keeper     bool      // we keep the doorbell
 	suspects   int       // events still to be taken one by one
 	deaths     int       // of leaders before us that are not forgotten yet
