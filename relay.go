@@ -431,10 +431,10 @@ func (r *Relay) mustSettle() bool {
 			return true
 		}
 	}
-	return len(r.done) > 0 && r.due && !r.room()
+	return false
 }
 
-// maySettle: half of what is out is done, or all.
+// maySettle: half of what is out is done, so a commit is worth it.
 func (r *Relay) maySettle() bool {
 	return r.cfg.Ordering == orderingAggregate && len(r.done) > 0 && len(r.done) >= r.inFlight
 }
