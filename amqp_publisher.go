@@ -53,8 +53,7 @@ type AMQPPublisher struct {
 	bell       Bell        // wakes whoever calls Take
 
 	mu      sync.Mutex // guards the fields up to the blank line; nothing slow runs under it
-	inbox   []*Event
-	recall  bool
+	inbox   []order
 	results []Result
 	link    Link
 
@@ -68,11 +67,20 @@ type AMQPPublisher struct {
 	suspects  map[string]bool      // ids that were in flight when the broker closed the connection
 }
 
+// order is what Run is asked to do; one of the fields is set. Orders are obeyed in turn.
+type order struct {
+	publish []*Event
+	recall  bool
+	taken   []Aggregate // of which a result other than Confirmed was taken, once for each
+}
+
 // chain holds the events of an aggregate back until those before them are confirmed.
 type chain struct {
 	active int      // in ready, in solo or in flight
 	queue  []*Event // behind them
-	broken bool     // one failed: what follows is released
+	// failed counts results other than Confirmed that were not taken yet. Whoever calls Publish
+	// does not know of these: what it hands over until then would overtake them, and is released.
+	failed int
 }
 
 // flight is a message that was written and waits for its confirm.
@@ -101,26 +109,36 @@ func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPu
 // Publish hands events over. Each comes back by Take exactly once, except that a Late one may
 // come a second time, Confirmed.
 func (p *AMQPPublisher) Publish(events []*Event) {
+	p.order(order{publish: events})
+}
+
+func (p *AMQPPublisher) order(o order) {
 	p.mu.Lock()
-	p.inbox = append(p.inbox, events...)
+	p.inbox = append(p.inbox, o)
 	p.mu.Unlock()
 	p.wake.Ring()
 }
 
 // Recall asks for all events back that were not written yet; they come as Released.
-func (p *AMQPPublisher) Recall() {
-	p.mu.Lock()
-	p.recall = true
-	p.mu.Unlock()
-	p.wake.Ring()
-}
+func (p *AMQPPublisher) Recall() { p.order(order{recall: true}) }
 
-// Take returns what became of events since the last call, and the state of the link.
+// Take returns what became of events since the last call, and the state of the link. An event
+// behind one that was not confirmed must be handed over by a later Publish only when it may go
+// before that one.
 func (p *AMQPPublisher) Take() ([]Result, Link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	results := p.results
 	p.results = nil
+	var taken []Aggregate
+	for _, r := range results {
+		if r.Outcome != Confirmed {
+			taken = append(taken, r.Event.Aggregate())
+		}
+	}
+	if len(taken) > 0 {
+		p.inbox = append(p.inbox, order{taken: taken})
+	}
 	return results, p.link
 }
 
@@ -276,34 +294,54 @@ func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	}
 }
 
-// accept takes new events in and gives recalled ones back.
+// accept obeys the orders that came in.
 func (p *AMQPPublisher) accept() {
 	p.mu.Lock()
-	inbox, recall := p.inbox, p.recall
-	p.inbox, p.recall = nil, false
+	inbox := p.inbox
+	p.inbox = nil
 	p.mu.Unlock()
-	for _, e := range inbox {
-		if p.cfg.Ordering == orderingNone {
-			p.enqueue(e)
-			continue
+	for _, o := range inbox {
+		for _, e := range o.publish {
+			p.lineUp(e)
 		}
-		c := p.chains[e.Aggregate()]
-		if c == nil {
-			c = &chain{}
-			p.chains[e.Aggregate()] = c
+		for _, a := range o.taken {
+			if c := p.chains[a]; c != nil {
+				c.failed--
+				p.tidy(a, c)
+			}
 		}
-		switch {
-		case c.broken:
-			p.report(Result{Event: e, Outcome: Released, Reason: reasonBehind})
-		case c.active < p.cfg.AggregateWindow:
-			c.active++
-			p.enqueue(e)
-		default:
-			c.queue = append(c.queue, e)
+		if o.recall {
+			p.release("recalled")
 		}
 	}
-	if recall {
-		p.release("recalled")
+}
+
+// lineUp puts e at the end of its chain.
+func (p *AMQPPublisher) lineUp(e *Event) {
+	if p.cfg.Ordering == orderingNone {
+		p.enqueue(e)
+		return
+	}
+	c := p.chains[e.Aggregate()]
+	if c == nil {
+		c = &chain{}
+		p.chains[e.Aggregate()] = c
+	}
+	switch {
+	case c.failed > 0:
+		p.fail(c, Result{Event: e, Outcome: Released, Reason: reasonBehind})
+	case c.active < p.cfg.AggregateWindow:
+		c.active++
+		p.enqueue(e)
+	default:
+		c.queue = append(c.queue, e)
+	}
+}
+
+// tidy forgets a chain of which nothing is left.
+func (p *AMQPPublisher) tidy(a Aggregate, c *chain) {
+	if c.active == 0 && c.failed == 0 && len(c.queue) == 0 {
+		delete(p.chains, a)
 	}
 }
 
@@ -376,7 +414,7 @@ func (p *AMQPPublisher) writeSolo(s *amqpSession) error {
 
 // send checks e and writes it. Any error but amqp.ErrClosed means that the session is lost.
 func (p *AMQPPublisher) send(s *amqpSession, ch *amqpChannel, e *Event) error {
-	if c := p.chains[e.Aggregate()]; c != nil && c.broken {
+	if c := p.chains[e.Aggregate()]; c != nil && c.failed > 0 {
 		p.resolve(Result{Event: e, Outcome: Released, Reason: reasonBehind})
 		return nil
 	}
@@ -548,33 +586,38 @@ func (p *AMQPPublisher) isOutage(e *amqp.Error) bool {
 
 // resolve reports r and moves the event's chain on.
 func (p *AMQPPublisher) resolve(r Result) {
-	p.report(r)
 	delete(p.suspects, r.Event.ID)
 	c := p.chains[r.Event.Aggregate()]
-	if c == nil {
+	if c == nil { // unordered
+		p.report(r)
 		return
 	}
 	c.active--
-	if r.Outcome != Confirmed {
-		c.broken = true
-	}
 	switch {
-	case c.broken:
+	case r.Outcome != Confirmed:
+		p.fail(c, r)
 		p.releaseQueue(c, reasonBehind)
 	case len(c.queue) > 0:
+		p.report(r)
 		next := c.queue[0]
 		c.queue = c.queue[1:]
 		c.active++
 		p.enqueue(next)
+	default:
+		p.report(r)
+		p.tidy(r.Event.Aggregate(), c)
 	}
-	if c.active == 0 {
-		delete(p.chains, r.Event.Aggregate())
-	}
+}
+
+// fail reports a result other than Confirmed and breaks the chain until it is taken.
+func (p *AMQPPublisher) fail(c *chain, r Result) {
+	c.failed++
+	p.report(r)
 }
 
 func (p *AMQPPublisher) releaseQueue(c *chain, reason string) {
 	for _, e := range c.queue {
-		p.report(Result{Event: e, Outcome: Released, Reason: reason})
+		p.fail(c, Result{Event: e, Outcome: Released, Reason: reason})
 	}
 	c.queue = nil
 }

@@ -80,7 +80,8 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		r.metrics.DoorbellRefused.Set(0)
 		// A silent writer may have committed between the last claim and the lock. The look must
 		// be a statement of its own: one that began before the lock was had would not see it.
-		r.due, r.fullLook = true, true
+		r.due = true
+		r.look.begin()
 		return true, nil
 	}
 	if d.refused.IsZero() {

@@ -1,5 +1,7 @@
 package main
 
+import "time"
+
 // lowWater is the mark up to which the outbox is known to be dealt with, so that a claim need not
 // walk over what earlier claims saw. That matters when dead entries cannot be removed from the
 // index because an old snapshot is held open, and when many events wait behind a failed one.
@@ -48,3 +50,47 @@ func (w *lowWater) claimed(c Claim) {
 
 // rewind makes the next claim look at seq again, and at all after it.
 func (w *lowWater) rewind(seq int64) { w.mark = min(w.mark, seq-1) }
+
+const (
+	// lookInterval is how soon after a claim everything is looked at again, and lookRest how many
+	// times as long as the last look took there is to be a rest between two at least.
+	lookInterval = time.Second
+	lookRest     = 20
+)
+
+// look is a full look at the outbox, below the mark too. The mark has two gaps: a writer takes its
+// seq a moment before it is seen as an open transaction, and rows are reset by hand. It may
+// take several claims, each of which starts where the one before had to stop.
+//
+// The zero value wants no look. Not safe for concurrent use.
+type look struct {
+	wanted  bool
+	from    int64 // rows up to it were looked at
+	stale   bool  // there was a claim since the last look
+	ended   time.Time
+	took    time.Duration
+	current time.Duration // what the look in progress took so far
+}
+
+// begin wants a full look from the start.
+func (l *look) begin() { *l = look{wanted: true, from: -1, ended: l.ended, took: l.took} }
+
+// claimed takes note of a claim that was made at began, with the mark as it was then.
+func (l *look) claimed(c Claim, mark int64, began time.Time) {
+	if !l.wanted {
+		l.stale = l.stale || len(c.Events) > 0
+		return
+	}
+	now := time.Now()
+	l.current += now.Sub(began)
+	if c.More && c.Seen < mark {
+		l.from = max(l.from, c.Seen)
+		return
+	}
+	*l = look{stale: len(c.Events) > 0, ended: now, took: l.current}
+}
+
+// due reports whether it is time for a look.
+func (l *look) due() bool {
+	return !l.wanted && l.stale && time.Since(l.ended) >= max(lookInterval, lookRest*l.took)
+}

@@ -107,6 +107,7 @@ type Relay struct {
 	handBytes int64
 	inFlight  int       // with the publisher
 	done      []Result  // to be settled
+	failures  int       // of done
 	locked    []Result  // could not be settled: another session has the row locked
 	open      bool      // a batch of an unordered outbox holds row locks
 	leased    time.Time // when the lease of events in flight, of which the locks are gone, was last renewed
@@ -120,8 +121,8 @@ type Relay struct {
 	since      time.Time // when the work lock was had
 	link       Link
 	paused     bool
-	due        bool      // there may be events
-	fullLook   bool      // the next claim looks at everything
+	due        bool // there may be events
+	look       look
 	nextRetry  time.Time // when a failed event is due; zero for none
 	deadline   time.Time // of the shutdown; zero while running
 	probed     time.Time // when LISTEN was last put to the proof
@@ -291,7 +292,7 @@ func (r *Relay) work(ctx context.Context) error {
 	r.low = newLowWater()
 	r.nextRetry, r.probed = time.Time{}, time.Time{}
 	r.wake(CauseStart)
-	r.fullLook = true
+	r.look.begin()
 	var err error
 	if r.keeper, err = r.session.Keep(); err != nil {
 		return err
@@ -346,7 +347,7 @@ func (r *Relay) publisherNews() {
 	if link != r.link {
 		if link.Up && link.Blocked == "" { // whatever was missed meanwhile is looked for
 			r.wake(CauseReconnect)
-			r.fullLook = true
+			r.look.begin()
 		}
 		r.link = link
 	}
@@ -398,6 +399,9 @@ func (r *Relay) take(res Result) {
 		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
 	}
 	r.done = append(r.done, res)
+	if res.Outcome != Confirmed {
+		r.failures++
+	}
 }
 
 // drop forgets an event that was in hand.
@@ -426,12 +430,7 @@ func (r *Relay) mustSettle() bool {
 	if r.cfg.Ordering == orderingNone {
 		return r.inFlight == 0 && (r.open || len(r.done) > 0)
 	}
-	for _, res := range r.done {
-		if res.Outcome != Confirmed {
-			return true
-		}
-	}
-	return false
+	return r.failures > 0
 }
 
 // maySettle: half of what is out is done, so a commit is worth it.
@@ -447,8 +446,11 @@ func (r *Relay) claim() error {
 		Bytes:  max(r.cfg.BatchBytes-r.handBytes, 1),
 		InHand: make([]string, 0, len(r.hand)),
 	}
-	if r.fullLook || r.cfg.Ordering == orderingNone { // rows that others have locked are behind the mark
+	switch {
+	case r.cfg.Ordering == orderingNone: // rows that others have locked are behind the mark
 		q.Mark = -1
+	case r.look.wanted:
+		q.Mark = min(r.look.from, q.Mark)
 	}
 	for id := range r.hand {
 		q.InHand = append(q.InHand, id)
@@ -456,10 +458,12 @@ func (r *Relay) claim() error {
 	if r.suspects > 0 {
 		return r.claimSuspect(q)
 	}
+	began := time.Now()
 	c, err := r.session.Claim(q)
 	if err != nil {
 		return err
 	}
+	r.look.claimed(c, r.low.mark, began)
 	r.accept(c)
 	return nil
 }
@@ -470,9 +474,6 @@ func (r *Relay) accept(c Claim) {
 	r.doorbell.claimed(len(c.Events))
 	r.low.claimed(c)
 	r.due = c.More
-	if !c.More {
-		r.fullLook = false
-	}
 	r.nextRetry = time.Time{}
 	if c.NextRetry > 0 {
 		r.nextRetry = time.Now().Add(c.NextRetry)
@@ -528,7 +529,7 @@ func (r *Relay) settle() error {
 	began := time.Now()
 	locked, err := r.session.Settle(s)
 	if err != nil {
-		r.done, r.locked = done, nil
+		r.done, r.locked, r.failures = done, nil, len(s.Failed)
 		return err
 	}
 	r.doorbell.settled(len(done), time.Since(began))
@@ -538,7 +539,7 @@ func (r *Relay) settle() error {
 	for _, id := range locked {
 		isLocked[id] = true
 	}
-	r.done, r.locked = nil, nil
+	r.done, r.locked, r.failures = nil, nil, 0
 	for _, res := range done {
 		if isLocked[res.Event.ID] {
 			r.locked = append(r.locked, res)

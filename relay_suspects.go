@@ -65,6 +65,6 @@ func (r *Relay) claimSuspect(q ClaimQuery) error {
 // trust ends all suspicion.
 func (r *Relay) trust() error {
 	r.suspects, r.deaths = 0, 0
-	r.fullLook = true
+	r.look.begin()
 	return r.session.AcquitAll()
 }

@@ -37,10 +37,10 @@ func (r *Relay) wait(ctx context.Context, t *timers) error {
 		r.wake(CauseNotify)
 	case <-r.reconnected:
 		r.wake(CauseReconnect)
-		r.fullLook = true
+		r.look.begin()
 	case <-t.fallback.C:
 		r.wake(CauseFallback)
-		r.fullLook = true
+		r.look.begin()
 	case <-t.beat.C:
 		return r.beat()
 	case <-t.wake.C:
@@ -91,13 +91,17 @@ func (r *Relay) beat() error {
 			return err
 		}
 	}
+	if r.look.due() {
+		r.due = true
+		r.look.begin()
+	}
 	if paused != r.paused {
 		r.paused = paused
 		set01(r.metrics.Paused, paused)
 		r.log.Info("paused by an operator", "paused", paused)
 		if !paused {
 			r.wake(CauseStart)
-			r.fullLook = true
+			r.look.begin()
 		}
 	}
 	r.reportPause()

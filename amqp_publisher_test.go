@@ -1,0 +1,189 @@
+package main
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// newTestPublisher is one without a session: its goroutine's part is played by the test.
+func newTestPublisher(t *testing.T, change func(*Config)) *AMQPPublisher {
+	t.Helper()
+	cfg := testConfig()
+	cfg.AMQPExchange, cfg.AMQPRoutingKey = "outbox", "{event_type}"
+	if change != nil {
+		change(&cfg)
+	}
+	p, err := NewAMQPPublisher(cfg, slog.New(slog.DiscardHandler), newMetrics(prometheus.NewRegistry()), NewBell(), func() bool { return true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// sameAggregate returns events 1 to n of one aggregate.
+func sameAggregate(n int) (events []*Event) {
+	for _, e := range eventsUpTo(n) {
+		e.AggregateID = "1"
+		events = append(events, e)
+	}
+	return events
+}
+
+// outcomes takes what was reported, by seq.
+func (p *AMQPPublisher) outcomes() map[int64]Outcome {
+	p.deliver()
+	results, _ := p.Take()
+	got := make(map[int64]Outcome)
+	for _, r := range results {
+		got[r.Event.Seq] = r.Outcome
+	}
+	return got
+}
+
+func seqs(events []*Event) (seqs []int64) {
+	for _, e := range events {
+		seqs = append(seqs, e.Seq)
+	}
+	return seqs
+}
+
+func TestOneEventOfAnAggregateGoesOutAtATime(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	events := sameAggregate(3)
+	p.Publish(events)
+	p.accept()
+	if got := seqs(p.ready); len(got) != 1 || got[0] != 1 {
+		t.Fatalf("ready = %v, want the first alone", got)
+	}
+	p.ready = nil // written
+	p.resolve(Result{Event: events[0], Outcome: Confirmed})
+	if got := seqs(p.ready); len(got) != 1 || got[0] != 2 {
+		t.Errorf("ready after the first was confirmed = %v, want the second alone", got)
+	}
+}
+
+func TestAggregatesDoNotWaitForEachOther(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	p.Publish(eventsUpTo(9)) // of three aggregates
+	p.accept()
+	if got := seqs(p.ready); len(got) != 3 {
+		t.Errorf("ready = %v, want the first of each", got)
+	}
+}
+
+func TestWindowAllowsMoreOfAnAggregate(t *testing.T) {
+	p := newTestPublisher(t, func(c *Config) { c.AggregateWindow = 2 })
+	p.Publish(sameAggregate(5))
+	p.accept()
+	if got := seqs(p.ready); len(got) != 2 {
+		t.Errorf("ready = %v, want two", got)
+	}
+}
+
+func TestEventsBehindAFailedOneAreReleased(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	events := sameAggregate(3)
+	p.Publish(events)
+	p.accept()
+	p.ready = nil
+	p.resolve(Result{Event: events[0], Outcome: Returned})
+	got := p.outcomes()
+	if got[1] != Returned || got[2] != Released || got[3] != Released || len(p.ready) != 0 {
+		t.Errorf("outcomes = %v, ready = %v; want the followers released", got, seqs(p.ready))
+	}
+}
+
+// Whoever publishes learns of a failure only when it takes the result. What it had handed over by
+// then must not overtake the failed event.
+func TestFollowerHandedOverBeforeTheFailureWasTakenIsReleased(t *testing.T) {
+	for _, outcome := range []Outcome{Returned, Late, Unknown, Released} {
+		p := newTestPublisher(t, nil)
+		events := sameAggregate(3)
+		p.Publish(events[:1])
+		p.accept()
+		p.ready = nil
+		p.resolve(Result{Event: events[0], Outcome: outcome})
+		p.deliver()
+		p.Publish(events[1:2]) // claimed before the failure was known
+		p.accept()
+		if len(p.ready) != 0 {
+			t.Fatalf("%v: a follower was lined up: %v", outcome, seqs(p.ready))
+		}
+		if got := p.outcomes(); got[1] != outcome || got[2] != Released {
+			t.Fatalf("%v: outcomes = %v, want the follower released", outcome, got)
+		}
+		p.Publish(events[2:]) // by somebody who knows
+		p.accept()
+		if got := seqs(p.ready); len(got) != 1 || got[0] != 3 {
+			t.Errorf("%v: ready = %v after the failure was taken, want the event handed over since", outcome, got)
+		}
+	}
+}
+
+func TestChainsAreForgottenWhenNothingIsLeft(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	events := eventsUpTo(9)
+	p.Publish(events)
+	p.accept()
+	for len(p.ready) > 0 {
+		e := p.ready[0]
+		p.ready = p.ready[1:]
+		o := Confirmed
+		if e.Seq == 4 {
+			o = Nacked
+		}
+		p.resolve(Result{Event: e, Outcome: o})
+	}
+	if got := p.outcomes(); len(got) != 9 {
+		t.Errorf("outcomes = %v, want one for each", got)
+	}
+	p.accept()
+	if len(p.chains) != 0 {
+		t.Errorf("chains left: %d", len(p.chains))
+	}
+}
+
+func TestRecallGivesBackWhatWasNotWritten(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	events := sameAggregate(3)
+	p.Publish(events)
+	p.accept()
+	p.ready = nil // the first was written
+	p.Recall()
+	p.accept()
+	if got := p.outcomes(); len(got) != 2 || got[2] != Released || got[3] != Released {
+		t.Errorf("outcomes = %v, want the second and third released", got)
+	}
+	p.resolve(Result{Event: events[0], Outcome: Confirmed})
+	if got := p.outcomes(); got[1] != Confirmed || len(got) != 1 {
+		t.Errorf("outcomes = %v, want the first confirmed", got)
+	}
+}
+
+func TestUnorderedEventsAllGoOutAtOnce(t *testing.T) {
+	p := newTestPublisher(t, func(c *Config) { c.Ordering = orderingNone })
+	events := sameAggregate(5)
+	p.Publish(events)
+	p.accept()
+	if len(p.ready) != 5 {
+		t.Errorf("ready = %v, want all", seqs(p.ready))
+	}
+	p.ready = nil
+	p.resolve(Result{Event: events[0], Outcome: Returned})
+	if got := p.outcomes(); len(got) != 1 {
+		t.Errorf("outcomes = %v, want the failed one alone", got)
+	}
+}
+
+func TestEventThatClosedItsChannelGoesAlone(t *testing.T) {
+	p := newTestPublisher(t, nil)
+	e := eventNumber(1)
+	e.Isolate = true
+	p.Publish([]*Event{e, eventNumber(2)})
+	p.accept()
+	if len(p.solo) != 1 || p.solo[0] != e || len(p.ready) != 1 {
+		t.Errorf("solo = %v, ready = %v; want it apart from its neighbour", seqs(p.solo), seqs(p.ready))
+	}
+}
