@@ -36,7 +36,8 @@ type doorbell struct {
 	nextPoll time.Time     // zero when no poll is wanted
 	rate     rate          // of rings while asleep, of events while awake
 	rings    uint64        // heard when rate was last fed
-	commit   time.Duration // what a commit takes on this server; 0 while not known
+	settle   time.Duration // what a small settle takes; 0 while not known
+	trip     time.Duration // what the shortest claim took: a round trip without a flush
 }
 
 // tendDoorbell brings the doorbell into the state it should have while there is nothing to do.
@@ -54,7 +55,7 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		if d.share() <= wakeShare {
 			return false, nil
 		}
-		*d = doorbell{silent: true, commit: d.commit, nextPoll: now.Add(awakePoll)}
+		*d = doorbell{silent: true, settle: d.settle, trip: d.trip, nextPoll: now.Add(awakePoll)}
 		r.metrics.SetDoorbell(Awake)
 		return false, r.session.ReleaseDoorbell()
 	case !r.keeper: // another relay keeps it, and what rings for that one rings for us
@@ -75,7 +76,7 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		return false, err
 	}
 	if got {
-		*d = doorbell{held: true, commit: d.commit, rings: r.ears.Rings()}
+		*d = doorbell{held: true, settle: d.settle, trip: d.trip, rings: r.ears.Rings()}
 		r.metrics.SetDoorbell(Asleep)
 		r.metrics.DoorbellRefused.Set(0)
 		// A silent writer may have committed between the last claim and the lock. The look must
@@ -97,7 +98,7 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 // goDeaf gives the lock up: nobody need ring for a relay that cannot publish.
 func (r *Relay) goDeaf() error {
 	held := r.doorbell.held
-	r.doorbell = doorbell{commit: r.doorbell.commit}
+	r.doorbell = doorbell{settle: r.doorbell.settle, trip: r.doorbell.trip}
 	r.metrics.SetDoorbell(Deaf)
 	r.metrics.DoorbellRefused.Set(0)
 	if !held {
@@ -107,13 +108,18 @@ func (r *Relay) goDeaf() error {
 }
 
 // share is the share of time that the server's lock for notifying commits is held, or would be
-// if writers rang.
-func (d *doorbell) share() float64 { return d.rate.perSecond * d.commit.Seconds() }
+// if writers rang. A commit takes as long as a settle does beyond the round trip.
+func (d *doorbell) share() float64 {
+	return d.rate.perSecond * max(d.settle-d.trip, 0).Seconds()
+}
 
-// claimed takes note of how many events a poll found.
-func (d *doorbell) claimed(events int) {
+// claimed takes note of how many events a claim found and how long it took.
+func (d *doorbell) claimed(events int, took time.Duration) {
 	if !d.held {
 		d.rate.add(time.Now(), events)
+	}
+	if d.trip == 0 || took < d.trip {
+		d.trip = took
 	}
 }
 
@@ -122,10 +128,10 @@ func (d *doorbell) claimed(events int) {
 func (d *doorbell) settled(events int, took time.Duration) {
 	switch {
 	case events > smallSettle:
-	case d.commit == 0 || took < d.commit:
-		d.commit = took
+	case d.settle == 0 || took < d.settle:
+		d.settle = took
 	default:
-		d.commit += (took - d.commit) / 16
+		d.settle += (took - d.settle) / 16
 	}
 }
 

@@ -464,6 +464,7 @@ func (r *Relay) claim() error {
 		return err
 	}
 	r.look.claimed(c, r.low.mark, began)
+	r.doorbell.claimed(len(c.Events), time.Since(began))
 	r.accept(c)
 	return nil
 }
@@ -471,7 +472,6 @@ func (r *Relay) claim() error {
 // accept takes what a claim found in hand and gives it to the publisher.
 func (r *Relay) accept(c Claim) {
 	r.metrics.Claims.Inc()
-	r.doorbell.claimed(len(c.Events))
 	r.low.claimed(c)
 	r.due = c.More
 	r.nextRetry = time.Time{}
