@@ -41,8 +41,9 @@ var (
 
 // Store makes working sessions in PostgreSQL. Its methods may be called by several goroutines.
 type Store struct {
-	cfg  Config
-	last atomic.Int64 // when the query was sent that PostgreSQL answered last, as monotonic nanoseconds since start
+	cfg     Config
+	leading atomic.Bool  // the working session has the work lock, as far as we know
+	last    atomic.Int64 // when the query was sent that PostgreSQL answered last, as monotonic nanoseconds since start
 }
 
 // start makes monotonic readings small numbers.
@@ -51,11 +52,11 @@ var start = time.Now()
 // NewStore makes a store; it connects to nothing.
 func NewStore(cfg Config) *Store { return &Store{cfg: cfg} }
 
-// Leased reports whether the working session was heard of recently enough to still have its
-// locks. Safe for any goroutine.
+// Leased reports whether we have the work lock and heard of its session recently enough to be sure
+// of it. Safe for any goroutine.
 func (st *Store) Leased() bool {
 	last := st.last.Load()
-	return last != 0 && time.Since(start)-time.Duration(last) < leaseTime
+	return st.leading.Load() && last != 0 && time.Since(start)-time.Duration(last) < leaseTime
 }
 
 // WorkingSession is the one server session that holds the relay's locks and runs claim and
@@ -239,6 +240,7 @@ func (s *WorkingSession) Lead(name string) (led bool, deaths int, err error) {
 			return false, 0, fmt.Errorf("note the leader: %w", err)
 		}
 	}
+	s.st.leading.Store(s.led)
 	return s.led, deaths, nil
 }
 
@@ -331,6 +333,7 @@ func (s *WorkingSession) End() error {
 
 // Discard closes the session, and with it ends its locks. Safe to call twice.
 func (s *WorkingSession) Discard() {
+	s.st.leading.Store(false)
 	s.st.last.Store(0)
 	if s.conn != nil {
 		// Conn.Close would put the connection back into the pool, with our locks.
