@@ -23,11 +23,19 @@ import (
 // Longer than any package's tests take.
 const lifetime = 30 * time.Minute
 
-// Labels of our containers. expiresLabel holds a Unix time.
+// Labels of our containers. ownerLabel holds the run's id, expiresLabel a Unix time.
 const (
 	ownerLabel   = "outbox-relay.test"
 	expiresLabel = "outbox-relay.expires"
 )
+
+// runID is TEST_RUN_ID, by which whoever starts the tests can find their containers, or our process id.
+func runID() string {
+	if id := os.Getenv("TEST_RUN_ID"); id != "" {
+		return id
+	}
+	return strconv.Itoa(os.Getpid())
+}
 
 // engine is the connection to Docker, made once. It first removes what earlier runs that were
 // killed have left behind.
@@ -152,7 +160,7 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 			Repository: repository, Tag: tag,
 			Env: s.env, Cmd: s.args, Mounts: s.mounts, ExposedPorts: s.ports, PortBindings: bindings,
 			Labels: map[string]string{
-				ownerLabel:   strconv.Itoa(os.Getpid()),
+				ownerLabel:   runID(),
 				expiresLabel: strconv.FormatInt(time.Now().Add(lifetime).Unix(), 10),
 			},
 		}, func(h *docker.HostConfig) {
@@ -327,16 +335,16 @@ func own(t testing.TB, s spec, o Options) *Container {
 	return c
 }
 
-// needDocker skips a test that needs a server of its own where the servers are given and there is no
+// needDocker skips a test that needs a container of its own where the servers are given and there is no
 // Docker, and fails it where neither is there.
 func needDocker(t testing.TB, variable string) {
 	t.Helper()
 	Short(t)
 	if _, err := engine(); err != nil {
 		if os.Getenv(variable) != "" {
-			t.Skipf("needs a server of its own, for which there is no Docker: %v", err)
+			t.Skipf("needs a container of its own, and there is no Docker: %v", err)
 		}
-		t.Fatalf("needs a server of its own: make Docker available (%v)", err)
+		t.Fatalf("needs a container of its own: make Docker available (%v)", err)
 	}
 }
 

@@ -22,10 +22,7 @@ type RelayContainer struct {
 // It is removed at the test's end.
 func RunImage(t testing.TB, env ...string) *RelayContainer {
 	t.Helper()
-	Short(t)
-	if _, err := engine(); err != nil {
-		t.Fatalf("needs Docker to run the image: %v", err)
-	}
+	needDocker(t, "TEST_DATABASE_URL")
 	refs, err := relayImage()
 	if err != nil {
 		t.Fatal(err)

@@ -122,7 +122,7 @@ func (q *Queue) run(ctx context.Context, conn *amqp.Connection, deliveries <-cha
 			case <-ctx.Done():
 				q.remove(conn)
 				return
-			case <-lost:
+			case <-lost: //nolint:errcheck // why it was lost does not matter: it is opened again
 				open = false
 			case d, ok := <-deliveries:
 				if !ok {

@@ -1,0 +1,38 @@
+# The version of the linter; it is fetched and built by `go run`.
+GOLANGCI_LINT := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+
+# Stamped into the binary and the image.
+VERSION  ?= dev
+REVISION ?= $(shell git rev-parse --short HEAD 2>/dev/null)
+
+# The race detector needs a C compiler.
+RACE := $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
+# More flags for go test: make test TESTFLAGS='-short -run TestRelay'
+TESTFLAGS ?=
+
+.PHONY: help
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## build bin/outbox-relay
+	CGO_ENABLED=0 go build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/outbox-relay .
+
+.PHONY: test
+test: ## run all tests, with servers in Docker or those of TEST_DATABASE_URL and TEST_AMQP_URL
+	@$(if $(RACE),,echo 'test: no C compiler, so without the race detector' >&2;) \
+	if images=$$(test/images/provide postgres rabbitmq relay); then export $$images; \
+	else echo 'test: no images; the tests will say what they miss' >&2; fi; \
+	set -x; go test $(RACE) -timeout 15m $(TESTFLAGS) ./...
+
+.PHONY: lint
+lint: ## run golangci-lint
+	go run $(GOLANGCI_LINT) run ./...
+
+.PHONY: fmt
+fmt: ## format the sources
+	go run $(GOLANGCI_LINT) fmt ./...
+
+.PHONY: image
+image: ## build the relay's image, outbox-relay:dev
+	@VERSION='$(VERSION)' REVISION='$(REVISION)' test/images/provide relay
