@@ -10,41 +10,60 @@ import "time"
 // a lower one. So the mark moves to a seq only once every transaction that was open when it
 // was seen has ended, and a claim from the old mark has looked since.
 //
+// A snapshot does not name all open transactions: its xmax follows the last one that has ended, and
+// younger ones may be open. But a settle that begins after a claim gets a transaction id above
+// all of those, so the xmax of the first claim after that settle is above them too.
+//
 // The zero value stands below all rows. Not safe for concurrent use.
 type lowWater struct {
-	mark  int64 // rows with seq <= mark are dealt with; -1 for none, since old rows have seq 0
-	known []sighting
+	mark  int64      // rows with seq <= mark are dealt with; -1 for none, since old rows have seq 0
+	known []sighting // in the order of seq; the last alone may be unbounded
 }
 
-// sighting: when all transactions below xmax have ended, rows up to seq were seen.
-type sighting struct{ seq, xmax int64 }
+// sighting: when all transactions below bound have ended, rows up to seq were seen.
+type sighting struct{ seq, bound int64 }
 
-// maxSightings bounds the list while a long transaction keeps the mark where it is.
-const maxSightings = 32
+const (
+	unbounded    int64 = 0  // nothing was settled since
+	boundIsNext  int64 = -1 // the next claim's xmax
+	maxSightings       = 32 // bounds the list while a long transaction keeps the mark where it is
+)
 
 func newLowWater() lowWater { return lowWater{mark: -1} }
+
+// settled takes note of a commit of our own.
+func (w *lowWater) settled() {
+	if n := len(w.known); n > 0 && w.known[n-1].bound == unbounded {
+		w.known[n-1].bound = boundIsNext
+	}
+}
 
 // claimed takes note of a claim that started at the mark or below it.
 func (w *lowWater) claimed(c Claim) {
 	rest := w.known[:0]
 	for _, s := range w.known {
-		switch {
-		case s.xmax <= c.Xmin && (!c.More || s.seq <= c.Seen):
+		if s.bound == boundIsNext {
+			s.bound = c.Xmax
+		}
+		if s.bound != unbounded && s.bound <= c.Xmin && (!c.More || s.seq <= c.Seen) {
 			w.mark = max(w.mark, s.seq)
-		default:
+		} else {
 			rest = append(rest, s)
 		}
 	}
 	w.known = rest
-	if c.Seen <= w.mark || c.Seen <= 0 {
+	if c.Seen <= max(w.mark, 0) {
 		return
 	}
-	now := sighting{c.Seen, c.Xmax}
+	now := sighting{c.Seen, unbounded}
 	switch n := len(w.known); {
-	case n == 0 || n < maxSightings && w.known[n-1].seq < c.Seen && w.known[n-1].xmax < c.Xmax:
+	case n == 0:
 		w.known = append(w.known, now)
-	case w.known[n-1].seq < c.Seen: // later, and good for more; the earlier ones bring the mark on meanwhile
+	case w.known[n-1].seq >= c.Seen:
+	case w.known[n-1].bound == unbounded || n == maxSightings: // it will do for both
 		w.known[n-1] = now
+	default:
+		w.known = append(w.known, now)
 	}
 }
 

@@ -7,24 +7,34 @@ import (
 
 func TestMarkMovesOnlyWhenOpenTransactionsHaveEnded(t *testing.T) {
 	w := newLowWater()
-	w.claimed(Claim{Seen: 10, Xmin: 100, Xmax: 105}) // 100..104 may still commit rows below 10
-	if w.mark != -1 {
-		t.Fatalf("mark = %d right after the sighting, want -1", w.mark)
+	steps := []struct {
+		what   string
+		settle bool
+		claim  Claim
+		want   int64
+	}{
+		{what: "right after the sighting", claim: Claim{Seen: 10, Xmin: 100, Xmax: 105}, want: -1},
+		{what: "before a settle: younger transactions may be open", claim: Claim{Seen: 10, Xmin: 105, Xmax: 106}, want: -1},
+		{what: "while a transaction below the bound is open", settle: true, claim: Claim{Seen: 10, Xmin: 104, Xmax: 110}, want: -1},
+		{what: "still open", claim: Claim{Seen: 12, Xmin: 109, Xmax: 115}, want: -1},
+		{what: "after all of them ended", claim: Claim{Seen: 12, Xmin: 110, Xmax: 116}, want: 10},
 	}
-	w.claimed(Claim{Seen: 10, Xmin: 104, Xmax: 110})
-	if w.mark != -1 {
-		t.Fatalf("mark = %d while a transaction of the sighting is open, want -1", w.mark)
-	}
-	w.claimed(Claim{Seen: 12, Xmin: 105, Xmax: 112})
-	if w.mark != 10 {
-		t.Fatalf("mark = %d after all transactions of the sighting ended, want 10", w.mark)
+	for _, s := range steps {
+		if s.settle {
+			w.settled()
+		}
+		w.claimed(s.claim)
+		if w.mark != s.want {
+			t.Fatalf("%s: mark = %d, want %d", s.what, w.mark, s.want)
+		}
 	}
 }
 
 func TestMarkDoesNotPassWhatAShortClaimDidNotSee(t *testing.T) {
 	w := newLowWater()
 	w.claimed(Claim{Seen: 100, Xmin: 1, Xmax: 2})
-	w.claimed(Claim{Seen: 40, More: true, Xmin: 2, Xmax: 3}) // late rows filled the batch below 100
+	w.settled()
+	w.claimed(Claim{Seen: 40, More: true, Xmin: 3, Xmax: 3}) // late rows filled the batch below 100
 	if w.mark != -1 {
 		t.Errorf("mark = %d, want -1: rows between 40 and 100 were not looked at again", w.mark)
 	}
@@ -56,8 +66,10 @@ func TestMarkNeverPassesARowThatCommitsLate(t *testing.T) {
 		committed, claimed := map[int64]bool{}, map[int64]bool{}
 		w := newLowWater()
 		nextXid, nextSeq := int64(1), int64(1)
+		lastEnded := int64(0)
 		claim := func() {
-			c := Claim{Xmin: nextXid, Xmax: nextXid}
+			// As PostgreSQL has it: xmax follows the last that has ended, and younger ones are open.
+			c := Claim{Xmin: lastEnded + 1, Xmax: lastEnded + 1}
 			for _, o := range open {
 				c.Xmin = min(c.Xmin, o.xid)
 			}
@@ -82,22 +94,35 @@ func TestMarkNeverPassesARowThatCommitsLate(t *testing.T) {
 			}
 			w.claimed(c)
 		}
-		for range 200 {
-			switch rnd.IntN(3) {
-			case 0: // the xid is older than the number, as for a transaction that wrote before
-				open = append(open, tx{nextXid, nextSeq})
+		for range 400 {
+			switch rnd.IntN(5) {
+			case 0: // a transaction has its xid before its number, since it wrote before
+				open = append(open, tx{nextXid, 0})
 				nextXid++
-				nextSeq++
 			case 1:
 				if len(open) > 0 {
+					if o := &open[rnd.IntN(len(open))]; o.seq == 0 {
+						o.seq = nextSeq
+						nextSeq++
+					}
+				}
+			case 2:
+				if len(open) > 0 {
 					i := rnd.IntN(len(open))
-					committed[open[i].seq] = true
-					if open[i].seq <= w.mark {
+					lastEnded = max(lastEnded, open[i].xid)
+					if open[i].seq > 0 {
+						committed[open[i].seq] = true
+					}
+					if s := open[i].seq; s > 0 && s <= w.mark {
 						t.Fatalf("round %d: row %d commits below the mark %d", round, open[i].seq, w.mark)
 					}
 					open = append(open[:i], open[i+1:]...)
 				}
-			case 2:
+			case 3:
+				lastEnded = nextXid
+				nextXid++
+				w.settled()
+			case 4:
 				claim()
 			}
 		}

@@ -60,7 +60,7 @@ type Session interface {
 	Lead(name string) (led bool, deaths int, err error)
 	Holder() (Holder, error)
 	Claim(ClaimQuery) (Claim, error)
-	Settle(Settlement) (locked []string, err error)
+	Settle(Settlement) (Settled, error)
 	Suspect(ClaimQuery) (e *Event, deaths int, err error)
 	Acquit(id string) error
 	AcquitAll() error
@@ -527,16 +527,19 @@ func (r *Relay) settle() error {
 		}
 	}
 	began := time.Now()
-	locked, err := r.session.Settle(s)
+	settled, err := r.session.Settle(s)
 	if err != nil {
 		r.done, r.locked, r.failures = done, nil, len(s.Failed)
 		return err
 	}
 	r.doorbell.settled(len(done), time.Since(began))
 	r.metrics.Settles.Inc()
+	if settled.Changed > 0 {
+		r.low.settled()
+	}
 	r.open = false
-	isLocked := make(map[string]bool, len(locked))
-	for _, id := range locked {
+	isLocked := make(map[string]bool, len(settled.Locked))
+	for _, id := range settled.Locked {
 		isLocked[id] = true
 	}
 	r.done, r.locked, r.failures = nil, nil, 0

@@ -90,16 +90,16 @@ func (s *fakeSession) Claim(q ClaimQuery) (Claim, error) {
 	return c, s.fail("claim")
 }
 
-func (s *fakeSession) Settle(st Settlement) ([]string, error) {
+func (s *fakeSession) Settle(st Settlement) (Settled, error) {
 	if err := s.fail("settle"); err != nil {
-		return nil, err
+		return Settled{}, err
 	}
 	s.settled = append(s.settled, st)
 	done := func(e *Event) bool {
 		return slices.Contains(st.Confirmed, e) || slices.ContainsFunc(st.Failed, func(f Failure) bool { return f.Event == e })
 	}
 	s.pending = slices.DeleteFunc(s.pending, func(e *Event) bool { return done(e) && !slices.Contains(s.locked, e.ID) })
-	return s.locked, nil
+	return Settled{Changed: len(st.Confirmed) + len(st.Failed) - len(s.locked), Locked: s.locked}, nil
 }
 
 // fakePublisher answers each event with outcome, at once unless it is held.

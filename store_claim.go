@@ -152,9 +152,14 @@ type Settlement struct {
 	Failed    []Failure
 }
 
-// Settle marks what became of events, in one commit. It returns the ids that another session
-// has locked: for these nothing was marked, and they are to be settled again.
-func (s *WorkingSession) Settle(st Settlement) (locked []string, err error) {
+// Settled is what a settle did.
+type Settled struct {
+	Changed int      // rows
+	Locked  []string // ids of rows that another session has locked: to be settled again
+}
+
+// Settle marks what became of events, in one commit.
+func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
 	changed, err := s.querySettle(s.settle, st)
 	if s.ordered() && pq.As(err, pqerror.LockNotAvailable) != nil {
 		var patient *sql.Stmt
@@ -166,13 +171,14 @@ func (s *WorkingSession) Settle(st Settlement) (locked []string, err error) {
 	if err == nil && s.inTx {
 		err = s.commit()
 	}
+	done := Settled{Changed: len(changed)}
 	if err == nil && len(changed) < len(st.Confirmed)+len(st.Failed) {
-		locked, err = s.unsettled(st, changed)
+		done.Locked, err = s.unsettled(st, changed)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("settle: %w", err)
+		return Settled{}, fmt.Errorf("settle: %w", err)
 	}
-	return locked, nil
+	return done, nil
 }
 
 func (s *WorkingSession) querySettle(stmt *sql.Stmt, st Settlement) (changed []string, err error) {
