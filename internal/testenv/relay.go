@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -220,14 +221,20 @@ func (p *Process) awaitStatus(t testing.TB, want int) (body string) {
 	}
 }
 
-// Get fetches a path of the relay's HTTP server.
+// Get fetches a path of the relay's HTTP server, and waits for that where the relay has just begun.
 func (p *Process) Get(t testing.TB, path string) (status int, body string) {
 	t.Helper()
-	status, body, err := get("http://" + p.HTTPAddr + path)
-	if err != nil {
-		t.Fatal(err)
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		status, body, err := get("http://" + p.HTTPAddr + path)
+		if err == nil {
+			return status, body
+		}
+		if !errors.Is(err, syscall.ECONNREFUSED) || !p.Running() || time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(pollEvery)
 	}
-	return status, body
 }
 
 // Metric returns a metric's value, the sum over its series whose labels contain all of labels, such as
