@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -128,10 +129,11 @@ type Container struct {
 	pool     *dockertest.Pool
 	resource *dockertest.Resource
 	ports    map[string]int
-	paused   bool
+	paused   atomic.Bool
+	purge    func() error // removes the container; further calls do nothing
 }
 
-// runContainer starts a container and waits until it is ready.
+// runContainer starts a container and waits until it is ready. Main removes it, if nobody did before.
 func runContainer(ctx context.Context, s spec) (*Container, error) {
 	pool, err := engine()
 	if err != nil {
@@ -181,6 +183,8 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 			return nil, fmt.Errorf("start %s: %w", s.image, err)
 		}
 	}
+	c.purge = sync.OnceValue(c.remove)
+	onEnd(func() { report(c.purge()) })
 	if err := c.expire(); err != nil {
 		return nil, errors.Join(err, c.purge())
 	}
@@ -192,8 +196,8 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 
 func (c *Container) expire() error { return c.resource.Expire(uint(lifetime / time.Second)) }
 
-func (c *Container) purge() error {
-	if c.paused {
+func (c *Container) remove() error {
+	if c.paused.Load() {
 		_ = c.pool.Client.UnpauseContainer(c.resource.Container.ID)
 	}
 	return c.pool.Purge(c.resource)
@@ -256,7 +260,7 @@ func (c *Container) Pause(t testing.TB) {
 	if err := c.pool.Client.PauseContainer(c.resource.Container.ID); err != nil {
 		t.Fatalf("pause %s: %v", c.spec.kind, err)
 	}
-	c.paused = true
+	c.paused.Store(true)
 }
 
 // Unpause ends a Pause.
@@ -265,7 +269,7 @@ func (c *Container) Unpause(t testing.TB) {
 	if err := c.pool.Client.UnpauseContainer(c.resource.Container.ID); err != nil {
 		t.Fatalf("unpause %s: %v", c.spec.kind, err)
 	}
-	c.paused = false
+	c.paused.Store(false)
 }
 
 // Exec runs a command inside and returns its output, both streams. The test fails if it fails.

@@ -92,7 +92,6 @@ var sharedPostgres = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	onEnd(func() { report(c.purge()) })
 	return postgresURL(c), nil
 })
 

@@ -139,7 +139,6 @@ var sharedRabbitMQ = sync.OnceValues(func() (*broker, error) {
 	if err != nil {
 		return nil, err
 	}
-	onEnd(func() { report(c.purge()) })
 	return &broker{url: rabbitmqURL(c), api: managementURL(c)}, nil
 })
 
