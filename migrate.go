@@ -14,8 +14,13 @@ import (
 )
 
 const (
-	migrateStatementTimeout = 30 * time.Second // as in section "bounded" of migrate.sql
-	migrateMinServer        = 140000           // CREATE OR REPLACE TRIGGER; what lib/pq supports
+	// migrateAnswerTimeout bounds each wait for the server. The statement_timeout in section
+	// "bounded" of migrate.sql is shorter: it comes first and says more.
+	migrateAnswerTimeout = 45 * time.Second
+	// forever is for the wait for an index, of which the server says nothing until it is done; the
+	// watcher then finds out whether it is still there.
+	forever          = 10 * 365 * 24 * time.Hour
+	migrateMinServer = 140000 // CREATE OR REPLACE TRIGGER; what lib/pq supports
 )
 
 // migrateLimits says how patient migrate is. Tests shrink it.
@@ -44,7 +49,7 @@ func migrate(ctx context.Context, dsn string, w io.Writer, limits migrateLimits)
 	}
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {
-		return errMigrateDSN
+		return migrateErrorf(errMigrateDSN, "DATABASE_URL: %s", scrubPQ(err))
 	}
 	if cfg.ApplicationName == applicationName { // not one of the user's
 		cfg.ApplicationName += " migrate"

@@ -245,7 +245,7 @@ func (m *migration) longStatement(ctx context.Context, doing, statement string) 
 	if _, err := m.session.ExecContext(ctx, sqlfiles.MigrateSection("unbounded")); err != nil {
 		return migrateErrorOf(doing, err)
 	}
-	m.session.limitWaits(false)
+	m.session.answerWithin(forever)
 
 	watched := make(chan error, 1) // what the watcher ends with
 	watchCtx, stop := context.WithCancel(ctx)
@@ -259,7 +259,7 @@ func (m *migration) longStatement(ctx context.Context, doing, statement string) 
 		return migrateErrorOf(doing, err)
 	}
 
-	m.session.limitWaits(true)
+	m.session.answerWithin(migrateAnswerTimeout)
 	_, err = m.session.ExecContext(ctx, sqlfiles.MigrateSection("bounded"))
 	return migrateErrorOf(doing, err)
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
+
+	"outbox-relay/internal/boundedconn"
 )
 
 // migrateSession is one connection of migrate. It is pinned, because the migrate lock and the
@@ -19,17 +21,17 @@ import (
 // abort.
 type migrateSession struct {
 	*sql.Conn
-	db   *sql.DB
-	pid  int                      // of the server's process
-	wait atomic.Int64             // longest wait for the server's next bytes, in ns; see waitLimitedConn
-	link atomic.Pointer[net.Conn] // the last connection dialled, to be closed by abort
+	db        *sql.DB
+	pid       int                              // of the server's process
+	link      atomic.Pointer[boundedconn.Conn] // the connection, set by dialling
+	connected atomic.Bool                      // what is dialled from now on is to cancel a statement only
 }
 
 // openMigrateSession connects. Errors never hold the password.
 func openMigrateSession(ctx context.Context, cfg pq.Config) (*migrateSession, error) {
 	connector, err := pq.NewConnectorConfig(cfg)
 	if err != nil {
-		return nil, errMigrateDSN
+		return nil, migrateErrorf(errMigrateDSN, "DATABASE_URL: %s", scrubPQ(err))
 	}
 	s := &migrateSession{}
 	connector.Dialer(s)
@@ -39,7 +41,7 @@ func openMigrateSession(ctx context.Context, cfg pq.Config) (*migrateSession, er
 		_ = s.db.Close()
 		return nil, err
 	}
-	s.limitWaits(true)
+	s.connected.Store(true)
 	if err := s.QueryRowContext(ctx, "SELECT pg_backend_pid()").Scan(&s.pid); err != nil {
 		s.close()
 		return nil, err
@@ -47,20 +49,17 @@ func openMigrateSession(ctx context.Context, cfg pq.Config) (*migrateSession, er
 	return s, nil
 }
 
-// limitWaits bounds every wait for the server. Off only while an index is built, which says
-// nothing until it is done; the migration then watches over another session.
-func (s *migrateSession) limitWaits(on bool) {
-	d := unlimitedWait
-	if on {
-		d = migrateStatementTimeout + 15*time.Second // the server's own limit comes first and says more
+// answerWithin bounds every wait for the server from now on.
+func (s *migrateSession) answerWithin(limit time.Duration) {
+	if c := s.link.Load(); c != nil {
+		_ = c.OwnReads(limit) // fails on a closed connection only, as the next read will
 	}
-	s.wait.Store(int64(d))
 }
 
 // abort makes whatever runs on the session fail at once. Safe from any goroutine.
 func (s *migrateSession) abort() {
 	if c := s.link.Load(); c != nil {
-		_ = (*c).Close()
+		_ = c.Close()
 	}
 }
 
@@ -81,52 +80,15 @@ func (s *migrateSession) DialTimeout(network, address string, timeout time.Durat
 }
 
 func (s *migrateSession) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	d := net.Dialer{
-		// A host that vanished while it built an index is noticed within half a minute.
-		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 4},
-	}
+	d := boundedconn.Dialer{ConnectTimeout: connectTimeout, ReadTimeout: migrateAnswerTimeout, WriteTimeout: connectTimeout}
 	c, err := d.DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}
-	// pq dials again to cancel a statement; abort then still has the statement's own connection.
-	s.link.CompareAndSwap(nil, &c)
-	return &waitLimitedConn{Conn: c, wait: &s.wait}, nil
-}
-
-// unlimitedWait is the limit that is none.
-const unlimitedWait time.Duration = -1
-
-// waitLimitedConn gives every read and write its own deadline, or takes away the last one. While
-// the limit is 0, which it is at first, deadlines are left alone: pq sets its own while it
-// connects.
-type waitLimitedConn struct {
-	net.Conn
-	wait *atomic.Int64
-}
-
-func (c *waitLimitedConn) Read(p []byte) (int, error) {
-	if err := c.extend(c.Conn.SetReadDeadline); err != nil {
-		return 0, err
+	if !s.connected.Load() {
+		s.link.Store(c.(*boundedconn.Conn))
 	}
-	return c.Conn.Read(p)
-}
-
-func (c *waitLimitedConn) Write(p []byte) (int, error) {
-	if err := c.extend(c.Conn.SetWriteDeadline); err != nil {
-		return 0, err
-	}
-	return c.Conn.Write(p)
-}
-
-func (c *waitLimitedConn) extend(set func(time.Time) error) error {
-	switch d := time.Duration(c.wait.Load()); {
-	case d > 0:
-		return set(time.Now().Add(d))
-	case d == unlimitedWait:
-		return set(time.Time{})
-	}
-	return nil
+	return c, nil
 }
 
 // checkDirect returns errMigratePooler when the two sessions share server processes, which they
@@ -174,8 +136,8 @@ func migrateErrorf(kind error, format string, args ...any) error {
 // What migrate can end with. To run it again helps with errMigrateLocked only, and with what is
 // none of these: lost connections and the like.
 var (
-	// errMigrateDSN: the DSN is faulty. It stands for pq's own errors, which quote it.
-	errMigrateDSN = errors.New("DATABASE_URL is not a connection string that lib/pq understands")
+	// errMigrateDSN: the DSN is faulty. Its text is never pq's own, which quotes the DSN.
+	errMigrateDSN = errors.New("DATABASE_URL is faulty")
 	// errMigrateServer: PostgreSQL is too old.
 	errMigrateServer = errors.New("server too old")
 	// errMigrateReadOnly: a standby, or a database or role that is read-only by default.

