@@ -20,9 +20,9 @@ import (
 	"github.com/ory/dockertest/v3/docker"
 )
 
-// lifetime is how long a container may live if nobody removes it, because the tests were killed.
-// Longer than any package's tests take.
-const lifetime = 30 * time.Minute
+// defaultLifetime is how long a container may live if nobody removes it, because the tests were
+// killed. Longer than the tests of any package take that does not ask for more.
+const defaultLifetime = 30 * time.Minute
 
 // Labels of our containers. ownerLabel holds the run's id, expiresLabel a Unix time.
 const (
@@ -106,6 +106,8 @@ type Options struct {
 	Env    []string // NAME=value
 	Mounts []string // host-path:container-path[:ro]
 	Ports  []string // further ports to publish: "5671/tcp"; see Container.Addr
+	// Lifetime is how long the container may live if nobody removes it; half an hour by default.
+	Lifetime time.Duration
 }
 
 // spec is what distinguishes one kind of container from another.
@@ -120,6 +122,8 @@ type spec struct {
 	ready   func(context.Context, *Container) error // tried until it returns nil
 	network string                                  // "" is the default bridge
 	modify  func(*docker.HostConfig)                // may be nil
+
+	lifetime time.Duration // 0 is defaultLifetime
 }
 
 // Container is a running container. Its published ports stay the same when it is stopped and
@@ -138,6 +142,9 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 	pool, err := engine()
 	if err != nil {
 		return nil, err
+	}
+	if s.lifetime == 0 {
+		s.lifetime = defaultLifetime
 	}
 	repository, tag := s.image, "latest"
 	if i := strings.LastIndexByte(s.image, ':'); i > strings.LastIndexByte(s.image, '/') {
@@ -163,7 +170,7 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 			Env: s.env, Cmd: s.args, Mounts: s.mounts, ExposedPorts: s.ports, PortBindings: bindings,
 			Labels: map[string]string{
 				ownerLabel:   runID(),
-				expiresLabel: strconv.FormatInt(time.Now().Add(lifetime).Unix(), 10),
+				expiresLabel: strconv.FormatInt(time.Now().Add(s.lifetime).Unix(), 10),
 			},
 		}, func(h *docker.HostConfig) {
 			h.PublishAllPorts = false
@@ -194,7 +201,7 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 	return c, nil
 }
 
-func (c *Container) expire() error { return c.resource.Expire(uint(lifetime / time.Second)) }
+func (c *Container) expire() error { return c.resource.Expire(uint(c.spec.lifetime / time.Second)) }
 
 func (c *Container) remove() error {
 	if c.paused.Load() {
@@ -323,6 +330,7 @@ func own(t testing.TB, s spec, o Options) *Container {
 	s.env = append(s.env, o.Env...)
 	s.mounts = append(s.mounts, o.Mounts...)
 	s.ports = append(s.ports, o.Ports...)
+	s.lifetime = o.Lifetime
 	c, err := runContainer(context.Background(), s)
 	if err != nil {
 		t.Fatal(err)
