@@ -26,6 +26,16 @@ test: ## run all tests, with servers in Docker or those of TEST_DATABASE_URL and
 	else echo 'test: no images; the tests will say what they miss' >&2; fi; \
 	set -x; go test $(RACE) -count=1 -timeout 15m $(TESTFLAGS) ./...
 
+# How long make chaos runs, and the seed of a run to repeat.
+CHAOS_MINUTES ?= 30
+CHAOS_SEED    ?=
+
+.PHONY: chaos
+chaos: ## break servers, links and relays at random for CHAOS_MINUTES=30; CHAOS_SEED= repeats a run
+	@images=$$(test/images/provide postgres rabbitmq) && export $$images && \
+	export CHAOS_MINUTES='$(CHAOS_MINUTES)' CHAOS_SEED='$(CHAOS_SEED)' && set -x && \
+	go test $(RACE) -v -count 1 -timeout 0 -run '^TestChaos$$' ./test/chaos
+
 .PHONY: lint
 lint: ## run golangci-lint
 	go run $(GOLANGCI_LINT) run ./...
