@@ -175,7 +175,7 @@ func (s *serverFacts) fault() error {
 func (m *migration) takeTurn(ctx context.Context) error {
 	class, key := sqlfiles.MigrateLockClass, sqlfiles.LockKey(m.server.schemaOID)
 	end := time.Now().Add(m.limits.turn)
-	for told := false; ; told = true {
+	for try := 1; ; try++ {
 		var got bool
 		err := m.session.QueryRowContext(ctx, "SELECT pg_try_advisory_lock($1, $2)", class, key).Scan(&got)
 		if err != nil || got {
@@ -185,7 +185,7 @@ func (m *migration) takeTurn(ctx context.Context) error {
 		if time.Now().After(end) {
 			return migrateErrorf(errMigrateLocked, "another migrate has been at work for more than %v: %s", m.limits.turn, holder)
 		}
-		if !told {
+		if try == 3 { // a session that has just ended may keep it for a moment
 			m.say("another migrate is at work, waiting for it: %s", holder)
 		}
 		if err := migratePause(ctx, 300*time.Millisecond); err != nil {

@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"outbox-relay/internal/boundedconn"
 	"sync/atomic"
 	"time"
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
-
-	"outbox-relay/internal/boundedconn"
 )
 
 // migrateSession is one connection of migrate. It is pinned, because the migrate lock and the
