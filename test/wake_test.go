@@ -1,0 +1,114 @@
+package test
+
+import (
+	"testing"
+	"time"
+
+	"outbox-relay/internal/testenv"
+)
+
+// killSessions ends the server sessions of an outbox's database whose last query is like pattern.
+func (o *outbox) killSessions(t *testing.T, pattern string) int {
+	t.Helper()
+	var n int
+	err := o.db.QueryRowContext(t.Context(),
+		`SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+		 WHERE datname = current_database() AND pid <> pg_backend_pid() AND application_name LIKE 'outbox-relay%' AND query LIKE $1`,
+		pattern).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A listener that lost its session while nothing happened must be back for the next event: with
+// a fallback poll an hour away, only a notification or the reconnect can bring it.
+func TestListenSessionKilledWhileIdle(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t, "FALLBACK_INTERVAL=1h")
+	p.Ready(t)
+	for range 3 {
+		connected := func() bool { return p.Metric(t, "outbox_connected", `server="listener"`) == 1 }
+		testenv.Eventually(t, patience, "the relay listens", connected)
+		before := p.Metric(t, "outbox_reconnects_total", `server="listener"`)
+		testenv.Eventually(t, patience, "the LISTEN session is found", func() bool { return o.killSessions(t, "LISTEN%") > 0 })
+		o.insert(t, event{}) // at the worst moment
+		q.Next(t, patience)
+		testenv.Eventually(t, patience, "the relay listens again", func() bool {
+			return p.Metric(t, "outbox_reconnects_total", `server="listener"`) > before && connected()
+		})
+		o.insert(t, event{})
+		q.Next(t, patience)
+	}
+	o.verify(t, q, nil, 0)
+}
+
+func TestEventsAreFoundWithoutTrigger(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	testenv.Exec(t, o.dsn, "DROP TRIGGER outbox_notify ON outbox_events")
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t, "FALLBACK_INTERVAL=200ms")
+	p.Ready(t)
+	for range 5 {
+		o.insert(t, event{})
+		q.Next(t, patience)
+	}
+	o.insertMany(t, 3000, 30, "order.created") // drained at once, not a batch a poll
+	o.verify(t, q, nil, 0)
+	if n := p.Metric(t, "outbox_wakeups_total", `cause="notify"`); n != 0 {
+		t.Errorf("%v wake-ups by notification, want none without a trigger", n)
+	}
+	if n := p.Metric(t, "outbox_wakeups_total", `cause="fallback"`); n == 0 {
+		t.Error("no wake-up by the fallback poll")
+	}
+}
+
+// Rows that no trigger announces: replication roles, and transactions that are to be prepared.
+func TestSilentRowsAreFoundByTheFallbackPoll(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	o.start(t, "FALLBACK_INTERVAL=200ms").Ready(t)
+	for _, set := range []string{"SET session_replication_role = replica", "SET outbox.notify = 'off'"} {
+		testenv.Exec(t, o.dsn, set+`;
+			INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', 'silent', '{}')`)
+		q.Next(t, patience)
+	}
+}
+
+// A transaction that began long ago and commits late gets its events published at once: they are
+// behind what the relay has seen by then.
+func TestEventOfALateCommitIsPublished(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	o.start(t, "FALLBACK_INTERVAL=1h").Ready(t)
+	for range 5 {
+		tx, err := o.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var late string
+		err = tx.QueryRowContext(t.Context(),
+			`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+			 VALUES ('order', 'late', 'late', '{}') RETURNING id`).Scan(&late)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			id := o.insert(t, event{})[0]
+			if d := q.Next(t, patience); d.MessageId != id {
+				t.Fatalf("got %s, want %s", d.MessageId, id)
+			}
+		}
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		if d := q.Next(t, 5*time.Second); d.MessageId != late {
+			t.Fatalf("got %s, want the late %s", d.MessageId, late)
+		}
+	}
+}
