@@ -132,7 +132,7 @@ func (m *migration) run(ctx context.Context) error {
 	if err := m.buildIndexes(ctx, facts); err != nil {
 		return err
 	}
-	if c, _ := facts.events.column("dead_at"); c.comment != "" && strings.Contains(sqlfiles.MigrateSection("add dead_at"), c.comment) {
+	if facts.deadUnmarked() {
 		if err := m.markDead(ctx, facts); err != nil {
 			return err
 		}

@@ -246,6 +246,8 @@ func (m *migration) longStatement(ctx context.Context, doing, statement string) 
 		return migrateErrorOf(doing, err)
 	}
 	m.session.answerWithin(forever)
+	// pq asks the server to cancel, and then waits for its answer all the same.
+	defer context.AfterFunc(ctx, func() { m.session.answerWithin(migrateAnswerTimeout) })()
 
 	watched := make(chan error, 1) // what the watcher ends with
 	watchCtx, stop := context.WithCancel(ctx)

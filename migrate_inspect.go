@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/lib/pq"
+
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -227,6 +229,13 @@ func (f *outboxFacts) index(name string) (indexFacts, bool) {
 		return indexFacts{}, false
 	}
 	return f.indexes[i], true
+}
+
+// deadUnmarked reports whether an upgrade has yet to mark the older form's dead letters, which it
+// has noted in the comment on dead_at.
+func (f *outboxFacts) deadUnmarked() bool {
+	c, _ := f.events.column("dead_at")
+	return strings.HasSuffix(sqlfiles.MigrateSection("add dead_at"), " IS "+pq.QuoteLiteral(c.comment))
 }
 
 // conflict returns why what is there cannot become an outbox, or nil.

@@ -334,6 +334,16 @@ func TestMigrateWithoutRights(t *testing.T) {
 	assertNothingToDo(t, asRole(t, dsn, other))
 }
 
+func TestMigrateWithOneSessionOnly(t *testing.T) {
+	dsn, db := openTestDatabase(t)
+	role := testRole(t, db)
+	mustExec(t, db, fmt.Sprintf("GRANT CREATE ON SCHEMA public TO %s; ALTER ROLE %[1]s CONNECTION LIMIT 1", role))
+	migrated(t, asRole(t, dsn, role))
+	if got := queryInt(t, db, "SELECT count(*) FROM outbox_relay_state"); got != 1 {
+		t.Errorf("rows in outbox_relay_state = %d, want 1", got)
+	}
+}
+
 func TestMigrateDoesNotGetTheLock(t *testing.T) {
 	t.Parallel()
 	dsn, db := openTestDatabase(t)
