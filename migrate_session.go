@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"outbox-relay/internal/boundedconn"
 	"sync/atomic"
 	"time"
+
+	"outbox-relay/internal/boundedconn"
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"

@@ -265,8 +265,10 @@ func TestMigrateRefusesWhatIsNotOurs(t *testing.T) {
 		"column may be NULL":    {older, "ALTER TABLE outbox_events ALTER COLUMN attempts DROP NOT NULL", "column attempts may be NULL"},
 		"seq is no identity":    {older, "ALTER TABLE outbox_events ADD COLUMN seq BIGINT NOT NULL DEFAULT 0", "seq is not an identity column"},
 		"no primary key":        {older, "ALTER TABLE outbox_events DROP CONSTRAINT outbox_events_pkey", "no primary key"},
-		"partitioned": {"CREATE TABLE outbox_events (id UUID, created_at TIMESTAMPTZ) PARTITION BY RANGE (created_at)", "",
-			"partitioned, which is not supported"},
+		"partitioned": {
+			"CREATE TABLE outbox_events (id UUID, created_at TIMESTAMPTZ) PARTITION BY RANGE (created_at)", "",
+			"partitioned, which is not supported",
+		},
 		"a view":                       {"CREATE VIEW outbox_events AS SELECT 1 AS id", "", "is no table"},
 		"state table of somebody else": {"CREATE TABLE outbox_relay_state (id INT)", "", "table outbox_relay_state is there and is not an outbox of ours: it has no column singleton"},
 		"dead letters are a table":     {older, "DROP VIEW outbox_dead_letters; CREATE TABLE outbox_dead_letters (id INT)", "outbox_dead_letters is there and is no view"},

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -162,11 +161,7 @@ type Settled struct {
 func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
 	changed, err := s.querySettle(s.settle, st)
 	if s.ordered() && pq.As(err, pqerror.LockNotAvailable) != nil {
-		var patient *sql.Stmt
-		if patient, err = s.prepare(sqlfiles.Settle(true)); err == nil {
-			changed, err = s.querySettle(patient, st)
-			err = errors.Join(err, patient.Close())
-		}
+		changed, err = s.settleUnlocked(st)
 	}
 	if err == nil && s.inTx {
 		err = s.commit()
@@ -179,6 +174,16 @@ func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
 		return Settled{}, fmt.Errorf("settle: %w", err)
 	}
 	return done, nil
+}
+
+// settleUnlocked is for when a row is locked: rare enough not to keep the statement.
+func (s *WorkingSession) settleUnlocked(st Settlement) (changed []string, err error) {
+	stmt, err := s.prepare(sqlfiles.Settle(true))
+	if err != nil {
+		return nil, err
+	}
+	defer stmt.Close()
+	return s.querySettle(stmt, st)
 }
 
 func (s *WorkingSession) querySettle(stmt *sql.Stmt, st Settlement) (changed []string, err error) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 
 	sqlfiles "outbox-relay/sql"
@@ -11,13 +10,14 @@ import (
 // that it is about to be taken in hand. deaths is how often that was noted, this time included;
 // the event is nil when there is none.
 func (s *WorkingSession) Suspect(q ClaimQuery) (e *Event, deaths int, err error) {
-	q.Limit = 1
 	stmt, err := s.prepare(sqlfiles.Claim(true, true, s.payloadType))
 	if err != nil {
 		return nil, 0, err
 	}
+	defer stmt.Close()
+	q.Limit = 1
 	c, err := s.queryClaim(stmt, q)
-	if err = errors.Join(err, stmt.Close()); err != nil {
+	if err != nil {
 		return nil, 0, fmt.Errorf("look for suspects: %w", err)
 	}
 	if len(c.Events) == 0 {

@@ -4,12 +4,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"outbox-relay/internal/loadtest"
-	"outbox-relay/internal/testenv"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"outbox-relay/internal/loadtest"
+	"outbox-relay/internal/testenv"
 )
 
 const (

@@ -1,9 +1,10 @@
 package chaos
 
 import (
-	"outbox-relay/internal/testenv"
 	"syscall"
 	"time"
+
+	"outbox-relay/internal/testenv"
 )
 
 // target is what a fault breaks. Two faults at once break different things.

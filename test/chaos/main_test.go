@@ -14,11 +14,12 @@ package chaos
 import (
 	"math/rand/v2"
 	"os"
-	"outbox-relay/internal/testenv"
 	"regexp"
 	"strconv"
 	"testing"
 	"time"
+
+	"outbox-relay/internal/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }

@@ -2,10 +2,11 @@ package chaos
 
 import (
 	"fmt"
-	"outbox-relay/internal/testenv"
 	"strings"
 	"syscall"
 	"time"
+
+	"outbox-relay/internal/testenv"
 )
 
 const (

@@ -2,10 +2,11 @@ package chaos
 
 import (
 	"fmt"
-	"outbox-relay/internal/loadtest"
 	"slices"
 	"strings"
 	"time"
+
+	"outbox-relay/internal/loadtest"
 )
 
 // tally sums up the rounds of one fault.
