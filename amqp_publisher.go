@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -67,32 +66,6 @@ type AMQPPublisher struct {
 	suspects  map[string]bool      // ids that were in flight when the broker closed the connection
 }
 
-// order is what Run is asked to do; one of the fields is set. Orders are obeyed in turn.
-type order struct {
-	publish []*Event
-	recall  bool
-	taken   []Aggregate // of which a result other than Confirmed was taken, once for each
-}
-
-// chain holds the events of an aggregate back until those before them are confirmed.
-type chain struct {
-	active int      // in ready, in solo or in flight
-	queue  []*Event // behind them
-	// failed counts results other than Confirmed that were not taken yet. Whoever calls Publish
-	// does not know of these: what it hands over until then would overtake them, and is released.
-	failed int
-}
-
-// flight is a message that was written and waits for its confirm.
-type flight struct {
-	event    *Event
-	channel  *amqpChannel
-	confirm  *amqp.DeferredConfirmation
-	sent     time.Duration // on the session's clock
-	seen     int           // the session's confirms at that time
-	returned string        // the broker's reason for returning it
-}
-
 // NewAMQPPublisher makes a publisher that rings bell whenever Take has news. mayPublish is asked
 // before each write.
 func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPublish func() bool) (*AMQPPublisher, error) {
@@ -104,42 +77,6 @@ func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPu
 		cfg: cfg, mapper: mapper, log: log, metrics: m, mayPublish: mayPublish, bell: bell, wake: NewBell(),
 		chains: make(map[Aggregate]*chain), suspects: make(map[string]bool),
 	}, nil
-}
-
-// Publish hands events over. Each comes back by Take exactly once, except that a Late one may
-// come a second time, Confirmed.
-func (p *AMQPPublisher) Publish(events []*Event) {
-	p.order(order{publish: events})
-}
-
-func (p *AMQPPublisher) order(o order) {
-	p.mu.Lock()
-	p.inbox = append(p.inbox, o)
-	p.mu.Unlock()
-	p.wake.Ring()
-}
-
-// Recall asks for all events back that were not written yet; they come as Released.
-func (p *AMQPPublisher) Recall() { p.order(order{recall: true}) }
-
-// Take returns what became of events since the last call, and the state of the link. An event
-// behind one that was not confirmed must be handed over by a later Publish only when it may go
-// before that one.
-func (p *AMQPPublisher) Take() ([]Result, Link) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	results := p.results
-	p.results = nil
-	var taken []Aggregate
-	for _, r := range results {
-		if r.Outcome != Confirmed {
-			taken = append(taken, r.Event.Aggregate())
-		}
-	}
-	if len(taken) > 0 {
-		p.inbox = append(p.inbox, order{taken: taken})
-	}
-	return results, p.link
 }
 
 // Run connects, publishes and reconnects until ctx is done, then says goodbye to the broker
@@ -294,68 +231,6 @@ func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	}
 }
 
-// accept obeys the orders that came in.
-func (p *AMQPPublisher) accept() {
-	p.mu.Lock()
-	inbox := p.inbox
-	p.inbox = nil
-	p.mu.Unlock()
-	for _, o := range inbox {
-		for _, e := range o.publish {
-			p.lineUp(e)
-		}
-		for _, a := range o.taken {
-			if c := p.chains[a]; c != nil {
-				c.failed--
-				p.tidy(a, c)
-			}
-		}
-		if o.recall {
-			p.release("recalled")
-		}
-	}
-}
-
-// lineUp puts e at the end of its chain.
-func (p *AMQPPublisher) lineUp(e *Event) {
-	if p.cfg.Ordering == orderingNone {
-		p.enqueue(e)
-		return
-	}
-	c := p.chains[e.Aggregate()]
-	if c == nil {
-		c = &chain{}
-		p.chains[e.Aggregate()] = c
-	}
-	switch {
-	case c.failed > 0:
-		p.fail(c, Result{Event: e, Outcome: Released, Reason: reasonBehind})
-	case c.active < p.cfg.AggregateWindow:
-		c.active++
-		p.enqueue(e)
-	default:
-		c.queue = append(c.queue, e)
-	}
-}
-
-// tidy forgets a chain of which nothing is left.
-func (p *AMQPPublisher) tidy(a Aggregate, c *chain) {
-	if c.active == 0 && c.failed == 0 && len(c.queue) == 0 {
-		delete(p.chains, a)
-	}
-}
-
-const reasonBehind = "an earlier event of the aggregate failed"
-
-// enqueue lines e up for writing, alone when it is known or suspected to break its channel.
-func (p *AMQPPublisher) enqueue(e *Event) {
-	if e.Isolate || p.suspects[e.ID] {
-		p.solo = append(p.solo, e)
-	} else {
-		p.ready = append(p.ready, e)
-	}
-}
-
 // write sends what may be sent, in few large writes.
 func (p *AMQPPublisher) write(s *amqpSession) error {
 	if len(p.ready)+len(p.solo) == 0 || p.blocked() {
@@ -436,219 +311,6 @@ func (p *AMQPPublisher) send(s *amqpSession, ch *amqpChannel, e *Event) error {
 	return nil
 }
 
-// collect reports the events whose confirms have come.
-func (p *AMQPPublisher) collect(s *amqpSession) {
-	var done []*flight
-	split := func(flights []*flight) []*flight {
-		return slices.DeleteFunc(flights, func(f *flight) bool {
-			select {
-			case <-f.confirm.Done():
-			default:
-				return false
-			}
-			// Not acked on a closed channel says nothing of this message.
-			if !f.confirm.Acked() && f.channel.IsClosed() {
-				return false
-			}
-			done = append(done, f)
-			return true
-		})
-	}
-	p.late = split(p.late)
-	late := len(done)
-	p.flights = split(p.flights)
-	// A return comes before its ack and is in the buffer by now.
-	p.matchReturns(s, done)
-	for i, f := range done {
-		s.confirms++
-		r := Result{Event: f.event, Outcome: Confirmed}
-		switch {
-		case !f.confirm.Acked():
-			r.Outcome, r.Reason = Nacked, "the broker refused the message (basic.nack)"
-		case f.returned != "":
-			r.Outcome, r.Reason = Returned, f.returned
-		}
-		if i >= late {
-			p.resolve(r)
-		} else if r.Outcome == Confirmed { // its chain went on without it
-			p.report(r)
-		}
-	}
-	if len(done) > 0 {
-		p.metrics.LastConfirm.SetToCurrentTime()
-	}
-}
-
-// matchReturns notes the broker's reason beside each returned message. Only the message-id tells
-// which it is: a return carries no delivery tag.
-func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
-	if len(s.returns) == 0 {
-		return
-	}
-	byID := make(map[string]*flight, len(done)+len(p.flights))
-	for _, f := range slices.Concat(p.late, p.flights, done) {
-		byID[f.event.ID] = f
-	}
-	for len(s.returns) > 0 {
-		r := <-s.returns
-		if f := byID[r.MessageId]; f != nil {
-			f.returned = fmt.Sprintf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
-		}
-	}
-}
-
-// expire gives up on confirms that did not come in time.
-func (p *AMQPPublisher) expire(s *amqpSession) error {
-	now := s.clock.now()
-	for len(p.flights) > 0 && now-p.flights[0].sent > p.cfg.ConfirmTimeout {
-		f := p.flights[0]
-		if s.confirms == f.seen {
-			return errBrokerSilent
-		}
-		p.flights = slices.Delete(p.flights, 0, 1)
-		p.late = append(p.late, f)
-		p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + p.cfg.ConfirmTimeout.String()})
-	}
-	return nil
-}
-
-// channelClosed finds the event that made the broker close ch, and opens it anew. The broker
-// does not say which message it was: of several, each is then published alone until the guilty
-// one is found. An error is returned when no single event is to blame, and means that the
-// session is lost.
-func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *amqp.Error) error {
-	if s.conn.IsClosed() || closed == nil {
-		return connectionError(<-s.gone)
-	}
-	p.collect(s)
-	if p.isOutage(closed) {
-		return closed
-	}
-	var suspects []*Event
-	p.flights = slices.DeleteFunc(p.flights, func(f *flight) bool {
-		if f.channel != ch {
-			return false
-		}
-		suspects = append(suspects, f.event)
-		return true
-	})
-	p.late = slices.DeleteFunc(p.late, func(f *flight) bool { return f.channel == ch })
-	reopened, err := s.open()
-	if err != nil {
-		return err
-	}
-	if ch == s.side {
-		s.side = reopened
-	} else {
-		s.main = reopened
-	}
-	switch len(suspects) {
-	case 0:
-		return closed
-	case 1:
-		p.resolve(Result{Event: suspects[0], Outcome: Rejected, Reason: fmt.Sprintf("%s: %d %s", reasonChannelClosed, closed.Code, closed.Reason)})
-		p.acquit()
-	default:
-		p.solo = append(suspects, p.solo...)
-	}
-	return nil
-}
-
-// reasonChannelClosed begins the last_error of an event that closed a channel. sql/claim.sql
-// looks for it.
-const reasonChannelClosed = "the broker closed the channel"
-
-// acquit lets the events that were only suspected by their neighbourhood go with all others again.
-func (p *AMQPPublisher) acquit() {
-	var ready []*Event
-	p.solo = slices.DeleteFunc(p.solo, func(e *Event) bool {
-		if e.Isolate || p.suspects[e.ID] {
-			return false
-		}
-		ready = append(ready, e)
-		return true
-	})
-	p.ready = append(ready, p.ready...)
-}
-
-// isOutage reports whether the broker's reason for closing a channel holds for all events alike.
-func (p *AMQPPublisher) isOutage(e *amqp.Error) bool {
-	switch e.Code {
-	case amqp.NotFound:
-		return p.mapper.exchange.static()
-	case amqp.AccessRefused:
-		onlyThisKey := strings.Contains(e.Reason, "access to topic") && !p.mapper.key.static()
-		return p.mapper.exchange.static() && !onlyThisKey
-	default:
-		return false
-	}
-}
-
-// resolve reports r and moves the event's chain on.
-func (p *AMQPPublisher) resolve(r Result) {
-	delete(p.suspects, r.Event.ID)
-	c := p.chains[r.Event.Aggregate()]
-	if c == nil { // unordered
-		p.report(r)
-		return
-	}
-	c.active--
-	switch {
-	case r.Outcome != Confirmed:
-		p.fail(c, r)
-		p.releaseQueue(c, reasonBehind)
-	case len(c.queue) > 0:
-		p.report(r)
-		next := c.queue[0]
-		c.queue = c.queue[1:]
-		c.active++
-		p.enqueue(next)
-	default:
-		p.report(r)
-		p.tidy(r.Event.Aggregate(), c)
-	}
-}
-
-// fail reports a result other than Confirmed and breaks the chain until it is taken.
-func (p *AMQPPublisher) fail(c *chain, r Result) {
-	c.failed++
-	p.report(r)
-}
-
-func (p *AMQPPublisher) releaseQueue(c *chain, reason string) {
-	for _, e := range c.queue {
-		p.fail(c, Result{Event: e, Outcome: Released, Reason: reason})
-	}
-	c.queue = nil
-}
-
-// release gives all events back that were not written.
-func (p *AMQPPublisher) release(reason string) {
-	for _, c := range p.chains {
-		p.releaseQueue(c, reason)
-	}
-	unwritten := slices.Concat(p.ready, p.solo)
-	p.ready, p.solo = nil, nil
-	for _, e := range unwritten {
-		p.resolve(Result{Event: e, Outcome: Released, Reason: reason})
-	}
-}
-
-// report hands a result over at the next deliver.
-func (p *AMQPPublisher) report(r Result) { p.out = append(p.out, r) }
-
-// deliver makes the reported results visible to Take.
-func (p *AMQPPublisher) deliver() {
-	if len(p.out) == 0 {
-		return
-	}
-	p.mu.Lock()
-	p.results = append(p.results, p.out...)
-	p.mu.Unlock()
-	p.out = p.out[:0]
-	p.bell.Ring()
-}
-
 // end discards s, which was lost because of err, and gives back what it held.
 func (p *AMQPPublisher) end(s *amqpSession, err error) {
 	p.collect(s)
@@ -672,19 +334,4 @@ func (p *AMQPPublisher) end(s *amqpSession, err error) {
 	} else {
 		s.abandon()
 	}
-}
-
-// blamesMessage reports whether the broker closed the connection for something we sent, not for
-// reasons of its own.
-func blamesMessage(err error) bool {
-	closed, ok := errors.AsType[*amqp.Error](err)
-	return ok && closed.Server && closed.Code != amqp.ConnectionForced && closed.Code != amqp.InternalError
-}
-
-// connectionError is the reason the connection ended for; nil stands for an end without reason.
-func connectionError(closed *amqp.Error) error {
-	if closed == nil {
-		return errBrokerClosed
-	}
-	return closed
 }

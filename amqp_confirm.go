@@ -1,0 +1,184 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// flight is a message that was written and waits for its confirm.
+type flight struct {
+	event    *Event
+	channel  *amqpChannel
+	confirm  *amqp.DeferredConfirmation
+	sent     time.Duration // on the session's clock
+	seen     int           // the session's confirms at that time
+	returned string        // the broker's reason for returning it
+}
+
+// collect reports the events whose confirms have come.
+func (p *AMQPPublisher) collect(s *amqpSession) {
+	var done []*flight
+	split := func(flights []*flight) []*flight {
+		return slices.DeleteFunc(flights, func(f *flight) bool {
+			select {
+			case <-f.confirm.Done():
+			default:
+				return false
+			}
+			// Not acked on a closed channel says nothing of this message.
+			if !f.confirm.Acked() && f.channel.IsClosed() {
+				return false
+			}
+			done = append(done, f)
+			return true
+		})
+	}
+	p.late = split(p.late)
+	late := len(done)
+	p.flights = split(p.flights)
+	// A return comes before its ack and is in the buffer by now.
+	p.matchReturns(s, done)
+	for i, f := range done {
+		s.confirms++
+		r := Result{Event: f.event, Outcome: Confirmed}
+		switch {
+		case !f.confirm.Acked():
+			r.Outcome, r.Reason = Nacked, "the broker refused the message (basic.nack)"
+		case f.returned != "":
+			r.Outcome, r.Reason = Returned, f.returned
+		}
+		if i >= late {
+			p.resolve(r)
+		} else if r.Outcome == Confirmed { // its chain went on without it
+			p.report(r)
+		}
+	}
+	if len(done) > 0 {
+		p.metrics.LastConfirm.SetToCurrentTime()
+	}
+}
+
+// matchReturns notes the broker's reason beside each returned message. Only the message-id tells
+// which it is: a return carries no delivery tag.
+func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
+	if len(s.returns) == 0 {
+		return
+	}
+	byID := make(map[string]*flight, len(done)+len(p.flights))
+	for _, f := range slices.Concat(p.late, p.flights, done) {
+		byID[f.event.ID] = f
+	}
+	for len(s.returns) > 0 {
+		r := <-s.returns
+		if f := byID[r.MessageId]; f != nil {
+			f.returned = fmt.Sprintf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
+		}
+	}
+}
+
+// expire gives up on confirms that did not come in time.
+func (p *AMQPPublisher) expire(s *amqpSession) error {
+	now := s.clock.now()
+	for len(p.flights) > 0 && now-p.flights[0].sent > p.cfg.ConfirmTimeout {
+		f := p.flights[0]
+		if s.confirms == f.seen {
+			return errBrokerSilent
+		}
+		p.flights = slices.Delete(p.flights, 0, 1)
+		p.late = append(p.late, f)
+		p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + p.cfg.ConfirmTimeout.String()})
+	}
+	return nil
+}
+
+// channelClosed finds the event that made the broker close ch, and opens it anew. The broker
+// does not say which message it was: of several, each is then published alone until the guilty
+// one is found. An error is returned when no single event is to blame, and means that the
+// session is lost.
+func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *amqp.Error) error {
+	if s.conn.IsClosed() || closed == nil {
+		return connectionError(<-s.gone)
+	}
+	p.collect(s)
+	if p.isOutage(closed) {
+		return closed
+	}
+	var suspects []*Event
+	p.flights = slices.DeleteFunc(p.flights, func(f *flight) bool {
+		if f.channel != ch {
+			return false
+		}
+		suspects = append(suspects, f.event)
+		return true
+	})
+	p.late = slices.DeleteFunc(p.late, func(f *flight) bool { return f.channel == ch })
+	reopened, err := s.open()
+	if err != nil {
+		return err
+	}
+	if ch == s.side {
+		s.side = reopened
+	} else {
+		s.main = reopened
+	}
+	switch len(suspects) {
+	case 0:
+		return closed
+	case 1:
+		p.resolve(Result{Event: suspects[0], Outcome: Rejected, Reason: fmt.Sprintf("%s: %d %s", reasonChannelClosed, closed.Code, closed.Reason)})
+		p.acquit()
+	default:
+		p.solo = append(suspects, p.solo...)
+	}
+	return nil
+}
+
+// reasonChannelClosed begins the last_error of an event that closed a channel. sql/claim.sql
+// looks for it.
+const reasonChannelClosed = "the broker closed the channel"
+
+// acquit lets the events that were only suspected by their neighbourhood go with all others again.
+func (p *AMQPPublisher) acquit() {
+	var ready []*Event
+	p.solo = slices.DeleteFunc(p.solo, func(e *Event) bool {
+		if e.Isolate || p.suspects[e.ID] {
+			return false
+		}
+		ready = append(ready, e)
+		return true
+	})
+	p.ready = append(ready, p.ready...)
+}
+
+// isOutage reports whether the broker's reason for closing a channel holds for all events alike.
+func (p *AMQPPublisher) isOutage(e *amqp.Error) bool {
+	switch e.Code {
+	case amqp.NotFound:
+		return p.mapper.exchange.static()
+	case amqp.AccessRefused:
+		onlyThisKey := strings.Contains(e.Reason, "access to topic") && !p.mapper.key.static()
+		return p.mapper.exchange.static() && !onlyThisKey
+	default:
+		return false
+	}
+}
+
+// blamesMessage reports whether the broker closed the connection for something we sent, not for
+// reasons of its own.
+func blamesMessage(err error) bool {
+	closed, ok := errors.AsType[*amqp.Error](err)
+	return ok && closed.Server && closed.Code != amqp.ConnectionForced && closed.Code != amqp.InternalError
+}
+
+// connectionError is the reason the connection ended for; nil stands for an end without reason.
+func connectionError(closed *amqp.Error) error {
+	if closed == nil {
+		return errBrokerClosed
+	}
+	return closed
+}
