@@ -1,11 +1,6 @@
 package chaos
 
-import (
-	"syscall"
-	"time"
-
-	"outbox-relay/internal/testenv"
-)
+import "time"
 
 // target is what a fault breaks. Two faults at once break different things.
 type target int
@@ -31,43 +26,46 @@ type fault struct {
 }
 
 var faults = []fault{
-	{name: "PostgreSQL link cut", hits: thePostgres, copies: 1, short: true, begin: cut(postgresLink)},
-	{name: "RabbitMQ link cut", hits: theRabbitMQ, copies: 1, short: true, begin: cut(rabbitmqLink)},
+	{name: "PostgreSQL link cut", hits: thePostgres, copies: 4, short: true, begin: cut(postgresLink)},
+	{name: "PostgreSQL link cut within an answer", hits: thePostgres, copies: 4, begin: cutWithin(postgresLink)},
+	{name: "PostgreSQL link refused", hits: thePostgres, copies: 1, begin: refuse(postgresLink)},
+	{name: "PostgreSQL link stalled", hits: thePostgres, copies: 2, begin: stall(postgresLink)},
+	{name: "PostgreSQL link slow", hits: thePostgres, copies: 1, begin: slow(postgresLink)},
+	{name: "PostgreSQL restarted", hits: thePostgres, copies: 1, short: true, begin: restart(postgresServer)},
+	{name: "PostgreSQL killed", hits: thePostgres, copies: 1, begin: kill(postgresServer)},
+	{name: "PostgreSQL paused", hits: thePostgres, copies: 2, begin: pause(postgresServer)},
+	{name: "PostgreSQL read-only", hits: thePostgres, copies: 1, begin: readOnly},
+	{name: "working session terminated", hits: thePostgres, copies: 4, begin: terminate(workingSession)},
+	{name: "listening session terminated", hits: thePostgres, begin: terminate(listeningSession)},
+	{name: "all sessions terminated", hits: thePostgres, copies: 4, short: true, begin: terminate(allSessions)},
+
+	{name: "RabbitMQ link cut", hits: theRabbitMQ, copies: 4, short: true, begin: cut(rabbitmqLink)},
+	{name: "RabbitMQ link cut within an answer", hits: theRabbitMQ, copies: 4, begin: cutWithin(rabbitmqLink)},
+	{name: "RabbitMQ link refused", hits: theRabbitMQ, copies: 1, begin: refuse(rabbitmqLink)},
+	{name: "RabbitMQ link stalled", hits: theRabbitMQ, copies: 2, short: true, begin: stall(rabbitmqLink)},
+	{name: "RabbitMQ link slow", hits: theRabbitMQ, copies: 1, begin: slow(rabbitmqLink)},
+	{name: "RabbitMQ restarted", hits: theRabbitMQ, copies: 2, begin: restart(rabbitmqServer)},
+	{name: "RabbitMQ killed", hits: theRabbitMQ, copies: 2, begin: kill(rabbitmqServer)},
+	{name: "RabbitMQ paused", hits: theRabbitMQ, copies: 2, begin: pause(rabbitmqServer)},
+	{name: "RabbitMQ closes all connections", hits: theRabbitMQ, copies: 1, short: true, begin: closeConnections},
+	{name: "RabbitMQ memory alarm", hits: theRabbitMQ, copies: 1, short: true, begin: memoryAlarm},
+
 	{name: "relay killed", hits: aRelay, copies: 1, short: true, fromBegin: true, begin: killRelay},
+	{name: "both relays killed", hits: aRelay, copies: 2, begin: killBoth},
+	{name: "relay terminated", hits: aRelay, short: true, fromBegin: true, begin: terminateRelay},
+	{name: "standby terminated", hits: aRelay, fromBegin: true, begin: terminateStandby},
+	{name: "relay frozen", hits: aRelay, copies: 1, fromBegin: true, begin: freeze},
 }
 
-// link is one of a relay's two.
-type link func(*relay) *testenv.Proxy
+// longest is how long a fault lasts at most: longer than every limit of the relay's, so that
+// each of them is met.
+const longest = 20 * time.Second
 
-func postgresLink(r *relay) *testenv.Proxy { return r.postgres }
-func rabbitmqLink(r *relay) *testenv.Proxy { return r.rabbitmq }
-
-// links are those of the working relay, or of both.
-func (c *chaos) links(of link) []*testenv.Proxy {
-	works, standsBy := c.active()
-	if c.rng.IntN(2) == 0 {
-		return []*testenv.Proxy{of(works)}
-	}
-	return []*testenv.Proxy{of(works), of(standsBy)}
-}
-
-func cut(of link) func(*chaos, bool) func() {
-	return func(c *chaos, _ bool) func() {
-		for _, p := range c.links(of) {
-			p.Cut()
-		}
-		return nil
-	}
-}
-
-func killRelay(c *chaos, _ bool) func() {
-	works, _ := c.active()
-	works.signal(syscall.SIGKILL)
-	works.process().Wait(c.t, 10*time.Second)
-	hold := c.between(time.Second, 4*time.Second)
+// lasting waits some random time and returns how to mend.
+func (c *chaos) lasting(longest time.Duration, mend func()) (end func()) {
+	d := c.between(time.Second, longest)
 	return func() {
-		time.Sleep(hold)
-		works.start()
-		works.process().Ready(c.t)
+		time.Sleep(d)
+		mend()
 	}
 }
