@@ -1,8 +1,9 @@
 package chaos
 
 import (
-	"outbox-relay/internal/testenv"
 	"time"
+
+	"outbox-relay/internal/testenv"
 )
 
 // link is one of a relay's two.
