@@ -4,8 +4,8 @@ import "slices"
 
 // The publisher's order: who may be written when, and what becomes of those behind a failure.
 
-// order is what Run is asked to do; one of the fields is set. Orders are obeyed in turn.
-type order struct {
+// request is what Run is asked to do; one of the fields is set. Requests are dealt with in turn.
+type request struct {
 	publish []*Event
 	recall  bool
 	taken   []Aggregate // of which a result other than Confirmed was taken, once for each
@@ -23,18 +23,18 @@ type chain struct {
 // Publish hands events over. Each comes back by Take exactly once, except that a Late one may
 // come a second time, Confirmed.
 func (p *AMQPPublisher) Publish(events []*Event) {
-	p.order(order{publish: events})
+	p.ask(request{publish: events})
 }
 
-func (p *AMQPPublisher) order(o order) {
+func (p *AMQPPublisher) ask(q request) {
 	p.mu.Lock()
-	p.inbox = append(p.inbox, o)
+	p.inbox = append(p.inbox, q)
 	p.mu.Unlock()
 	p.wake.Ring()
 }
 
 // Recall asks for all events back that were not written yet; they come as Released.
-func (p *AMQPPublisher) Recall() { p.order(order{recall: true}) }
+func (p *AMQPPublisher) Recall() { p.ask(request{recall: true}) }
 
 // Take returns what became of events since the last call, and the state of the link. An event
 // behind one that was not confirmed must be handed over by a later Publish only when it may go
@@ -51,28 +51,28 @@ func (p *AMQPPublisher) Take() ([]Result, Link) {
 		}
 	}
 	if len(taken) > 0 {
-		p.inbox = append(p.inbox, order{taken: taken})
+		p.inbox = append(p.inbox, request{taken: taken})
 	}
 	return results, p.link
 }
 
-// accept obeys the orders that came in.
+// accept deals with the requests that came in.
 func (p *AMQPPublisher) accept() {
 	p.mu.Lock()
 	inbox := p.inbox
 	p.inbox = nil
 	p.mu.Unlock()
-	for _, o := range inbox {
-		for _, e := range o.publish {
+	for _, q := range inbox {
+		for _, e := range q.publish {
 			p.lineUp(e)
 		}
-		for _, a := range o.taken {
+		for _, a := range q.taken {
 			if c := p.chains[a]; c != nil {
 				c.failed--
 				p.tidy(a, c)
 			}
 		}
-		if o.recall {
+		if q.recall {
 			p.release("recalled")
 		}
 	}

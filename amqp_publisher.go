@@ -52,7 +52,7 @@ type AMQPPublisher struct {
 	bell       Bell        // wakes whoever calls Take
 
 	mu      sync.Mutex // guards the fields up to the blank line; nothing slow runs under it
-	inbox   []order
+	inbox   []request
 	results []Result
 	link    Link
 

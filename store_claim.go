@@ -182,7 +182,7 @@ func (s *WorkingSession) settleUnlocked(st Settlement) (changed []string, err er
 	if err != nil {
 		return nil, err
 	}
-	defer stmt.Close()
+	defer func() { _ = stmt.Close() }()
 	return s.querySettle(stmt, st)
 }
 

@@ -14,7 +14,7 @@ func (s *WorkingSession) Suspect(q ClaimQuery) (e *Event, deaths int, err error)
 	if err != nil {
 		return nil, 0, err
 	}
-	defer stmt.Close()
+	defer func() { _ = stmt.Close() }()
 	q.Limit = 1
 	c, err := s.queryClaim(stmt, q)
 	if err != nil {
