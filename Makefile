@@ -47,3 +47,11 @@ fmt: ## format the sources
 .PHONY: image
 image: ## build the relay's image, outbox-relay:dev
 	@VERSION='$(VERSION)' REVISION='$(REVISION)' test/images/provide relay
+
+.PHONY: demo
+demo: ## see events flow: a sample shop, PostgreSQL, the relay and RabbitMQ, for half a minute
+	@VERSION='$(VERSION)' REVISION='$(REVISION)' test/demo/run
+
+.PHONY: down
+down: ## remove what a demo left running
+	@test/demo/run down
