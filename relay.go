@@ -121,6 +121,7 @@ type Relay struct {
 	link       Link
 	paused     bool
 	due        bool // there may be events
+	limit      int  // of rows for the next claim
 	look       look
 	nextRetry  time.Time // when a failed event is due; zero for none
 	deadline   time.Time // of the shutdown; zero while running
@@ -168,7 +169,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 // Run works until ctx is done, then finishes what is in flight within SHUTDOWN_TIMEOUT. It
 // returns nil after an end in order, errShutdownOverrun, or an error that no restart mends.
 func (r *Relay) Run(ctx context.Context) error {
-	r.hand, r.low = make(map[string]*held), newLowWater()
+	r.hand, r.low, r.limit = make(map[string]*held), newLowWater(), r.cfg.BatchSize
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = restartMin, restartMax
 	failures := &repeatLog{log: r.log.With(keyServer, PeerPostgres), what: "work the outbox"}

@@ -20,7 +20,7 @@ func (r *Relay) room() bool {
 func (r *Relay) claim() error {
 	q := ClaimQuery{
 		Mark:   r.low.mark,
-		Limit:  r.cfg.BatchSize,
+		Limit:  r.limit,
 		Bytes:  max(r.cfg.BatchBytes-r.handBytes, 1),
 		InHand: make([]string, 0, len(r.hand)),
 	}
@@ -52,6 +52,11 @@ func (r *Relay) accept(c Claim) {
 	r.metrics.Claims.Inc()
 	r.low.claimed(c)
 	r.due = c.More
+	if c.Cut { // large payloads: have the server unpack no more than about fits
+		r.limit = min(max(2*len(c.Events), 1), r.cfg.BatchSize)
+	} else {
+		r.limit = min(2*r.limit, r.cfg.BatchSize)
+	}
 	r.nextRetry = time.Time{}
 	if c.NextRetry > 0 {
 		r.nextRetry = time.Now().Add(c.NextRetry)

@@ -26,6 +26,7 @@ type ClaimQuery struct {
 type Claim struct {
 	Events []*Event
 	More   bool // a limit was met: claim again
+	Cut    bool // it was the limit of bytes: what was read beyond it was read in vain
 	// Seen is the highest seq up to which every visible fresh row is in Events, in hand, or
 	// behind a failed one; 0 when the claim says nothing.
 	Seen       int64
@@ -102,7 +103,8 @@ func (s *WorkingSession) queryClaim(stmt *sql.Stmt, q ClaimQuery) (Claim, error)
 		return Claim{}, err
 	}
 	s.answered(sent)
-	c.More = fresh == q.Limit || retries == (q.Limit+1)/2 || found < retries+fresh
+	c.Cut = found < min(retries+fresh, q.Limit)
+	c.More = c.Cut || fresh == q.Limit || retries == (q.Limit+1)/2 || found < retries+fresh
 	c.Seen = highest
 	if c.More { // rows of one seq, that is of seq 0, may have been cut apart
 		c.Seen = max(lastFresh, 0)
