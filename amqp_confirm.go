@@ -59,6 +59,7 @@ func (p *AMQPPublisher) collect(s *amqpSession) {
 		}
 	}
 	if len(done) > 0 {
+		s.heard = s.clock.now()
 		p.metrics.LastConfirm.SetToCurrentTime()
 	}
 }
@@ -81,17 +82,27 @@ func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
 	}
 }
 
-// expire gives up on confirms that did not come in time.
+// expire gives up on confirms that did not come in time. One is late only if the broker still worked
+// when it was due: a link that stalls between two confirms is an outage, and no fault of the event.
 func (p *AMQPPublisher) expire(s *amqpSession) error {
 	now := s.clock.now()
 	for len(p.flights) > 0 && now-p.flights[0].sent > p.cfg.ConfirmTimeout {
 		f := p.flights[0]
-		if s.confirms == f.seen {
+		switch {
+		case s.confirms == f.seen:
 			return errBrokerSilent
+		case s.heard >= f.sent+p.cfg.ConfirmTimeout:
+			p.flights = slices.Delete(p.flights, 0, 1)
+			p.late = append(p.late, f)
+			p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + p.cfg.ConfirmTimeout.String()})
+		case s.reply == nil:
+			s.ask()
+			return nil
+		case now-s.asked > p.cfg.ConfirmTimeout:
+			return errBrokerMute
+		default:
+			return nil
 		}
-		p.flights = slices.Delete(p.flights, 0, 1)
-		p.late = append(p.late, f)
-		p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + p.cfg.ConfirmTimeout.String()})
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ const (
 
 var (
 	errBrokerSilent = errors.New("no confirm of any message within CONFIRM_TIMEOUT")
+	errBrokerMute   = errors.New("no confirm and no answer within CONFIRM_TIMEOUT")
 	errBrokerClosed = errors.New("connection closed")
 )
 
@@ -206,7 +207,10 @@ func (p *AMQPPublisher) serve(ctx context.Context, s *amqpSession) error {
 		if err != nil {
 			return err
 		}
-		p.collect(s)
+		if err := s.answered(); err != nil {
+			return err
+		}
+		p.collect(s) // after the answer, which came behind the confirms
 		if err := p.expire(s); err != nil {
 			return err
 		}

@@ -1,10 +1,13 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // newTestPublisher is one without a session: its goroutine's part is played by the test.
@@ -185,5 +188,56 @@ func TestEventThatClosedItsChannelGoesAlone(t *testing.T) {
 	p.accept()
 	if len(p.solo) != 1 || p.solo[0] != e || len(p.ready) != 1 {
 		t.Errorf("solo = %v, ready = %v; want it apart from its neighbour", seqs(p.solo), seqs(p.ready))
+	}
+}
+
+// A confirm that is missing while others came is late if the broker still works, and lost with the
+// session if it does not.
+func TestMissingConfirmIsLateOnlyIfTheBrokerAnswers(t *testing.T) {
+	tests := []struct {
+		name         string
+		confirms     int // since it was sent
+		heard, asked time.Duration
+		answers      bool // the broker has answered, with
+		answer       error
+		want         error
+		late         bool
+	}{
+		{name: "nothing was ever confirmed", want: errBrokerSilent},
+		{name: "others were confirmed since it was due", confirms: 1, heard: 7 * time.Second, late: true},
+		{name: "the broker answered since", confirms: 1, heard: 2 * time.Second, asked: 7 * time.Second, answers: true, late: true},
+		{name: "the answer is awaited", confirms: 1, heard: 2 * time.Second, asked: 7 * time.Second},
+		{name: "the answer did not come", confirms: 1, heard: 2 * time.Second, asked: 3 * time.Second, want: errBrokerMute},
+		{name: "the answer is that all is over", confirms: 1, asked: 7 * time.Second, answers: true, answer: amqp.ErrClosed, want: amqp.ErrClosed},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := newTestPublisher(t, func(c *Config) { c.ConfirmTimeout = 5 * time.Second })
+			p.Publish(eventsUpTo(1))
+			p.accept()
+			p.flights = []*flight{{event: p.ready[0], sent: time.Second}} // due at 6 s
+			p.ready = nil
+			s := &amqpSession{
+				clock: newPausableClock(), confirms: tt.confirms,
+				heard: tt.heard, asked: tt.asked, reply: make(chan error, 1),
+			}
+			s.clock.start = s.clock.start.Add(-9 * time.Second) // it is 9 s now
+			if tt.answers {
+				s.reply <- tt.answer
+			}
+			err := s.answered()
+			if err == nil {
+				err = p.expire(s)
+			}
+			if !errors.Is(err, tt.want) {
+				t.Errorf("error %v, want %v", err, tt.want)
+			}
+			if _, reported := p.outcomes()[1]; reported != tt.late {
+				t.Errorf("reported = %v, want %v", reported, tt.late)
+			}
+			if late := len(p.late) == 1; late != tt.late {
+				t.Errorf("late = %v, want %v", late, tt.late)
+			}
+		})
 	}
 }

@@ -35,6 +35,10 @@ type amqpSession struct {
 	main     *amqpChannel
 	side     *amqpChannel // for events that are published alone; nil until needed
 	confirms int          // confirms seen, to tell a silent queue from a silent broker
+
+	heard time.Duration // on clock: the broker worked then, which a confirm or an answer has shown
+	asked time.Duration // on clock: when the question under way was asked
+	reply chan error    // its answer; nil when none is under way
 }
 
 // amqpChannel is a channel in confirm mode.
@@ -141,6 +145,34 @@ func (s *amqpSession) open() (*amqpChannel, error) {
 		return nil, fmt.Errorf("select confirm mode: %w", err)
 	}
 	return c, nil
+}
+
+// ask makes the broker answer something, in reply, to learn whether it still does. It does not wait.
+func (s *amqpSession) ask() {
+	s.asked = s.clock.now()
+	reply := make(chan error, 1)
+	s.reply = reply
+	s.watcher.Go(func() { // with the connection it ends
+		ch, err := s.conn.Channel()
+		if err == nil {
+			err = ch.Close()
+		}
+		reply <- err
+	})
+}
+
+// answered takes note of the broker's answer, if it has come.
+func (s *amqpSession) answered() error {
+	select {
+	case err := <-s.reply:
+		s.reply = nil
+		if err != nil {
+			return fmt.Errorf("ask the broker whether it still answers: %w", err)
+		}
+		s.heard = max(s.heard, s.asked)
+	default:
+	}
+	return nil
 }
 
 // close ends the session politely where the link allows it, and in any case within a second.
