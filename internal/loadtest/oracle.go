@@ -22,6 +22,7 @@ type Oracle struct {
 	last    map[string]int64 // by aggregate: the highest seq of its first deliveries
 	from    int64            // rows up to this seq are known
 	highest int64            // at the last check
+	marred  map[string]bool  // reported
 }
 
 type event struct {
@@ -74,7 +75,7 @@ func NewOracle(t testing.TB, dsn string, consumer *Consumer) *Oracle {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = db.Close() })
-	return &Oracle{db: db, consumer: consumer, events: make(map[ID]*event), last: make(map[string]int64)}
+	return &Oracle{db: db, consumer: consumer, events: make(map[ID]*event), last: make(map[string]int64), marred: make(map[string]bool)}
 }
 
 // Check judges all events committed so far and their deliveries. The load must be held. It waits for
@@ -123,7 +124,13 @@ func (o *Oracle) Check(ctx context.Context, patience time.Duration) (Verdict, er
 	if v.Unmarked, err = o.rows(ctx, `processed_at IS NULL`); err != nil {
 		return v, err
 	}
-	v.Marred, err = o.rows(ctx, `attempts <> 0 OR last_error IS NOT NULL OR retry_after IS NOT NULL OR dead_at IS NOT NULL`)
+	marred, err := o.rows(ctx, `attempts <> 0 OR last_error IS NOT NULL OR retry_after IS NOT NULL OR dead_at IS NOT NULL`)
+	for _, row := range marred {
+		if !o.marred[row] {
+			o.marred[row] = true
+			v.Marred = append(v.Marred, row)
+		}
+	}
 	v.Strangers = append(v.Strangers, o.consumer.Foreign()...)
 	return v, err
 }

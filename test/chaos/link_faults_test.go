@@ -93,6 +93,18 @@ func stall(of link) func(*chaos, bool) func() {
 	}
 }
 
+// stallWithin lets some bytes of what the server says through, and then no more for a while: some
+// confirms arrive, others sent with them do not.
+func stallWithin(of link) func(*chaos, bool) func() {
+	return func(c *chaos, _ bool) func() {
+		links := c.links(of)
+		for _, p := range links {
+			p.StallAfter(testenv.ToClient, 1+c.rng.Int64N(3000))
+		}
+		return c.lasting(longest, resume(links))
+	}
+}
+
 func slow(of link) func(*chaos, bool) func() {
 	return func(c *chaos, _ bool) func() {
 		links := c.links(of)
