@@ -67,17 +67,22 @@ func (p *AMQPPublisher) collect(s *amqpSession) {
 // matchReturns notes the broker's reason beside each returned message. Only the message-id tells
 // which it is: a return carries no delivery tag.
 func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
-	if len(s.returns) == 0 {
-		return
-	}
-	byID := make(map[string]*flight, len(done)+len(p.flights))
-	for _, f := range slices.Concat(p.late, p.flights, done) {
-		byID[f.event.ID] = f
-	}
-	for len(s.returns) > 0 {
-		r := <-s.returns
-		if f := byID[r.MessageId]; f != nil {
-			f.returned = fmt.Sprintf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
+	var byID map[string]*flight
+	for _, ch := range []*amqpChannel{s.main, s.side} {
+		if ch == nil {
+			continue
+		}
+		for len(ch.returns) > 0 {
+			if byID == nil {
+				byID = make(map[string]*flight, len(done)+len(p.flights)+len(p.late))
+				for _, f := range slices.Concat(p.late, p.flights, done) {
+					byID[f.event.ID] = f
+				}
+			}
+			r := <-ch.returns
+			if f := byID[r.MessageId]; f != nil {
+				f.returned = fmt.Sprintf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
+			}
 		}
 	}
 }
@@ -180,10 +185,19 @@ func (p *AMQPPublisher) isOutage(e *amqp.Error) bool {
 }
 
 // blamesMessage reports whether the broker closed the connection for something we sent, not for
-// reasons of its own.
+// reasons of its own: an AMQP hard error about what was on the wire. Errors of a channel are
+// dealt with before the connection ends.
 func blamesMessage(err error) bool {
 	closed, ok := errors.AsType[*amqp.Error](err)
-	return ok && closed.Server && closed.Code != amqp.ConnectionForced && closed.Code != amqp.InternalError
+	if !ok || !closed.Server {
+		return false
+	}
+	switch closed.Code {
+	case amqp.FrameError, amqp.SyntaxError, amqp.CommandInvalid, amqp.ChannelError, amqp.UnexpectedFrame,
+		amqp.ResourceError, amqp.NotImplemented:
+		return true
+	}
+	return false
 }
 
 // connectionError is the reason the connection ended for; nil stands for an end without reason.

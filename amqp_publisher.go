@@ -252,7 +252,7 @@ func (p *AMQPPublisher) writeReady(s *amqpSession) error {
 	n := 0
 	defer func() { p.ready = slices.Delete(p.ready, 0, n) }()
 	for _, e := range p.ready {
-		if len(p.flights)+len(p.late) >= cap(s.returns) || !p.mayPublish() {
+		if len(p.flights)+len(p.late) >= s.maxInFlight || !p.mayPublish() {
 			return nil
 		}
 		err := p.send(s, s.main, e)

@@ -26,35 +26,37 @@ const (
 // Owned by the publisher's goroutine. A watcher of its own follows connection.blocked, because
 // the publisher may be held in a write just then.
 type amqpSession struct {
-	conn     *amqp.Connection
-	raw      *boundedconn.Conn
-	returns  chan amqp.Return
-	gone     chan *amqp.Error // the connection ended; closed without a value when we closed it
-	watcher  sync.WaitGroup
-	clock    pausableClock
-	main     *amqpChannel
-	side     *amqpChannel // for events that are published alone; nil until needed
-	confirms int          // confirms seen, to tell a silent queue from a silent broker
+	conn        *amqp.Connection
+	raw         *boundedconn.Conn
+	gone        chan *amqp.Error // the connection ended; closed without a value when we closed it
+	watcher     sync.WaitGroup
+	clock       pausableClock
+	main        *amqpChannel
+	side        *amqpChannel // for events that are published alone; nil until needed
+	maxInFlight int
+	confirms    int // confirms seen, to tell a silent queue from a silent broker
 
 	heard time.Duration // on clock: the broker worked then, which a confirm or an answer has shown
 	asked time.Duration // on clock: when the question under way was asked
 	reply chan error    // its answer; nil when none is under way
 }
 
-// amqpChannel is a channel in confirm mode.
+// amqpChannel is a channel in confirm mode. Its Go channels are its own: the library closes them
+// with it.
 type amqpChannel struct {
 	*amqp.Channel
-	closed chan *amqp.Error
+	closed  chan *amqp.Error
+	returns chan amqp.Return // holds all messages in flight at once: what does not fit, the library drops
 }
 
 // dialAMQP connects to the broker at url and prepares a session for publishing to exchange; an
-// empty exchange is one that needs no preparation. returnsBuffer must hold all messages in
-// flight at once: what does not fit, the library drops. The caller closes the session.
-func dialAMQP(ctx context.Context, url string, cfg Config, exchange string, returnsBuffer int, onBlocked func(amqp.Blocking)) (*amqpSession, error) {
+// empty exchange is one that needs no preparation. At most maxInFlight messages may be without a
+// confirm at any time. The caller closes the session.
+func dialAMQP(ctx context.Context, url string, cfg Config, exchange string, maxInFlight int, onBlocked func(amqp.Blocking)) (*amqpSession, error) {
 	s := &amqpSession{
-		returns: make(chan amqp.Return, returnsBuffer),
-		gone:    make(chan *amqp.Error, 1),
-		clock:   newPausableClock(),
+		gone:        make(chan *amqp.Error, 1),
+		clock:       newPausableClock(),
+		maxInFlight: maxInFlight,
 	}
 	ctx, cancel := context.WithTimeout(ctx, amqpSetupTimeout)
 	defer cancel()
@@ -139,8 +141,11 @@ func (s *amqpSession) open() (*amqpChannel, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)
 	}
-	c := &amqpChannel{Channel: ch, closed: ch.NotifyClose(make(chan *amqp.Error, 1))}
-	ch.NotifyReturn(s.returns)
+	c := &amqpChannel{
+		Channel: ch,
+		closed:  ch.NotifyClose(make(chan *amqp.Error, 1)),
+		returns: ch.NotifyReturn(make(chan amqp.Return, s.maxInFlight)),
+	}
 	if err := ch.Confirm(false); err != nil {
 		return nil, fmt.Errorf("select confirm mode: %w", err)
 	}
