@@ -89,8 +89,10 @@ func TestEventOutOfAttemptsBecomesADeadLetter(t *testing.T) {
 func TestNackedEventsWaitForRoom(t *testing.T) {
 	t.Parallel()
 	o := newOutbox(t)
-	q := testenv.ConsumeFrom(t, o.amqpURL, testenv.Binding{Exchange: exchange, Hold: true,
-		Args: amqp.Table{"x-max-length": int64(5), "x-overflow": "reject-publish"}})
+	q := testenv.ConsumeFrom(t, o.amqpURL, testenv.Binding{
+		Exchange: exchange, Hold: true,
+		Args: amqp.Table{"x-max-length": int64(5), "x-overflow": "reject-publish"},
+	})
 	p := o.start(t, quick...)
 	o.insertMany(t, 20, 20, "order.created")
 	o.waitRowCount(t, "attempts >= 3 AND last_error LIKE 'nacked%'", 15)
