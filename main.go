@@ -76,8 +76,11 @@ func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 	case command != "run": // which has logged it
 		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
 	}
-	if errors.Is(err, errShutdownOverrun) {
+	switch {
+	case errors.Is(err, errShutdownOverrun):
 		return exitOverrun
+	case errors.Is(err, errPooler):
+		return exitMisconfigured
 	}
 	return exitFailed
 }

@@ -316,7 +316,7 @@ func (r *Relay) work(ctx context.Context) error {
 			err = r.claim()
 		case r.maySettle():
 			err = r.settle()
-		case stopping && r.inFlight == 0:
+		case stopping && r.inFlight == 0 && len(r.locked) == 0: // the beat tries locked rows again
 			return nil
 		case stopping && !time.Now().Before(r.deadline):
 			return errShutdownOverrun
