@@ -103,7 +103,7 @@ func (c *chaos) round(faults ...fault) {
 			over = time.Now()
 		}
 	}
-	next, caughtUp, ok := c.awaitRecovery(over)
+	next, caughtUp, ok := c.await(over, recoverWithin)
 	if !ok {
 		c.violation("%s: no event committed since its end was delivered within %v", name, recoverWithin)
 		c.stuck = true
@@ -114,14 +114,14 @@ func (c *chaos) round(faults ...fault) {
 	c.check(name, tl, copies)
 }
 
-// awaitRecovery waits until an event is delivered whose commit was asked for after over. It returns
-// the times from over to the first delivery of any event, and of such a one.
-func (c *chaos) awaitRecovery(over time.Time) (next, caughtUp time.Duration, ok bool) {
+// await waits until an event is delivered whose commit was asked for after over. It returns the
+// times from over to the first delivery of any event, and of such a one.
+func (c *chaos) await(over time.Time, within time.Duration) (next, caughtUp time.Duration, ok bool) {
 	looked := c.consumer.Count()
 	for looked > 0 && c.consumer.Received(looked - 1)[0].At.After(over) {
 		looked-- // some came meanwhile
 	}
-	for time.Since(over) < recoverWithin {
+	for time.Since(over) < within {
 		for _, d := range c.consumer.Received(looked) {
 			looked++
 			if !d.At.After(over) {

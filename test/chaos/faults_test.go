@@ -39,6 +39,11 @@ var faults = []fault{
 	{name: "working session terminated", hits: thePostgres, copies: 4, begin: terminate(workingSession)},
 	{name: "listening session terminated", hits: thePostgres, begin: terminate(listeningSession)},
 	{name: "all sessions terminated", hits: thePostgres, copies: 4, short: true, begin: terminate(allSessions)},
+	{name: "working session's server frozen", hits: thePostgres, copies: 2, begin: freezeBackend(workingSession, longest)},
+	{name: "listening session's server frozen", hits: thePostgres, begin: freezeListener},
+	{name: "flood of notifications", hits: thePostgres, short: true, begin: flood},
+	{name: "rows locked by others", hits: thePostgres, begin: lockRows},
+	{name: "table locked by others", hits: thePostgres, copies: 1, begin: lockTable},
 
 	{name: "RabbitMQ link cut", hits: theRabbitMQ, copies: 4, short: true, begin: cut(rabbitmqLink)},
 	{name: "RabbitMQ link cut within an answer", hits: theRabbitMQ, copies: 4, begin: cutWithin(rabbitmqLink)},

@@ -80,7 +80,7 @@ func spread(ds []time.Duration) string {
 		return "-"
 	}
 	ds = slices.Sorted(slices.Values(ds))
-	return fmt.Sprintf("%v / %v", round(ds[len(ds)/2]), round(ds[len(ds)-1]))
+	return fmt.Sprintf("%v / %v", round(ds[(len(ds)-1)/2]), round(ds[len(ds)-1]))
 }
 
 // round leaves as many digits as are of interest.

@@ -45,13 +45,14 @@ const (
 	// The last statement of a listener is LISTEN, or the empty one of a ping.
 	listeningSession = `(query ILIKE 'listen%' OR query IN ('', ';'))`
 	allSessions      = `true`
+
+	sessions = ` FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND `
 )
 
 func terminate(which string) func(*chaos, bool) func() {
 	return func(c *chaos, _ bool) func() {
 		c.times(func() {
-			testenv.Query[bool](c.t, c.postgres.DSN,
-				`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND `+which)
+			testenv.Query[bool](c.t, c.postgres.DSN, `SELECT pg_terminate_backend(pid)`+sessions+which)
 		})
 		return nil
 	}
