@@ -29,6 +29,8 @@ type chaos struct {
 	t    *testing.T
 	seed uint64
 	rng  *rand.Rand
+	// ordering is the relays' ORDERING. Ordered, one works and one stands by; else both work.
+	ordering string
 
 	postgres *testenv.Postgres
 	rabbitmq *testenv.RabbitMQ
@@ -43,10 +45,10 @@ type chaos struct {
 	stuck   bool // no use to go on
 }
 
-func newChaos(t *testing.T, seed uint64, length time.Duration) *chaos {
+func newChaos(t *testing.T, seed uint64, ordering string, length time.Duration) *chaos {
 	t.Helper()
-	c := &chaos{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 0)), began: time.Now()}
-	c.say("seed %d", seed)
+	c := &chaos{t: t, seed: seed, ordering: ordering, rng: rand.New(rand.NewPCG(seed, 0)), began: time.Now()}
+	c.say("seed %d, ORDERING=%s", seed, ordering)
 	o := testenv.Options{Lifetime: length + 30*time.Minute}
 	c.postgres = testenv.OwnPostgres(t, o)
 	c.rabbitmq = testenv.OwnRabbitMQ(t, o)
@@ -81,6 +83,9 @@ func (c *chaos) round(faults ...fault) {
 	if len(faults) > 1 {
 		copies *= 2 // each may break what the other has left of a session
 	}
+	if !c.ordered() {
+		copies *= 2 // both relays have a batch in hand
+	}
 	tl := c.tally(name, len(faults) > 1)
 	time.Sleep(c.between(300*time.Millisecond, 1500*time.Millisecond))
 
@@ -113,6 +118,8 @@ func (c *chaos) round(faults ...fault) {
 	time.Sleep(c.between(200*time.Millisecond, time.Second))
 	c.check(name, tl, copies)
 }
+
+func (c *chaos) ordered() bool { return c.ordering == "aggregate" }
 
 // await waits until an event is delivered whose commit was asked for after over. It returns the
 // times from over to the first delivery of any event, and of such a one.
@@ -152,6 +159,9 @@ func (c *chaos) check(name string, tl *tally, copies int) {
 		return
 	}
 	c.load.Forget()
+	if !c.ordered() {
+		v.Disordered = nil
+	}
 	for _, fault := range v.Faults() {
 		c.violation("%s: %s", name, fault)
 	}

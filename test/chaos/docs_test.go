@@ -60,4 +60,4 @@ func TestFailuresAreShownByWhatExists(t *testing.T) {
 }
 
 // remarks are what the page says of the chaos suite besides the names of faults.
-var remarks = []string{"all faults", "two writers commit late in every round", "where the exit code must be 0"}
+var remarks = []string{"all faults", "two writers commit late in every round", "where the exit code must be 0", "where events must flow"}

@@ -4,11 +4,12 @@
 //
 // Environment, all of it optional:
 //
-//	CHAOS_MINUTES how long TestChaos runs; without it TestChaos is skipped
-//	CHAOS_SEED    the seed of a run to repeat; it is printed at the start
-//	CHAOS_FAULTS  a regular expression: only faults whose names match
-//	CHAOS_LOGS    where the logs of relays and servers are kept when something was wrong; default
-//	              is a new temporary directory
+//	CHAOS_MINUTES  how long TestChaos runs; without it TestChaos is skipped
+//	CHAOS_SEED     the seed of a run to repeat; it is printed at the start
+//	CHAOS_FAULTS   a regular expression: only faults whose names match
+//	CHAOS_ORDERING the relays' ORDERING; with none they work side by side, and no order is asked for
+//	CHAOS_LOGS     where the logs of relays and servers are kept when something was wrong; default
+//	               is a new temporary directory
 package chaos
 
 import (
@@ -31,7 +32,11 @@ func TestChaos(t *testing.T) {
 		t.Skip("set CHAOS_MINUTES, or run `make chaos`")
 	}
 	length := time.Duration(minutes * float64(time.Minute))
-	c := newChaos(t, seed(t), length)
+	ordering := os.Getenv("CHAOS_ORDERING")
+	if ordering == "" {
+		ordering = "aggregate"
+	}
+	c := newChaos(t, seed(t), ordering, length)
 	only := regexp.MustCompile(os.Getenv("CHAOS_FAULTS"))
 	var all []fault
 	for _, f := range faults {
@@ -68,7 +73,7 @@ func TestChaos(t *testing.T) {
 // TestShortChaos is one round each of the faults that a production meets most.
 func TestShortChaos(t *testing.T) {
 	t.Parallel()
-	c := newChaos(t, seed(t), 10*time.Minute)
+	c := newChaos(t, seed(t), "aggregate", 10*time.Minute)
 	for _, f := range faults {
 		if f.short && !c.stuck {
 			c.round(f)

@@ -77,7 +77,7 @@ func freeze(c *chaos, alone bool) func() {
 	return func() {
 		time.Sleep(longest - time.Since(frozen))
 		works.signal(syscall.SIGCONT)
-		if !alone {
+		if !alone || !c.ordered() {
 			return
 		}
 		for end := time.Now().Add(5 * time.Second); works.leads(); time.Sleep(20 * time.Millisecond) {

@@ -42,7 +42,7 @@ func newRelay(c *chaos, name string) *relay {
 func (r *relay) start() {
 	r.c.t.Helper()
 	r.processes = append(r.processes, testenv.Start(r.c.t,
-		"DATABASE_URL="+r.postgres.URL, "AMQP_URL="+r.rabbitmq.URL, fmt.Sprintf("BATCH_SIZE=%d", batch)))
+		"DATABASE_URL="+r.postgres.URL, "AMQP_URL="+r.rabbitmq.URL, "ORDERING="+r.c.ordering, fmt.Sprintf("BATCH_SIZE=%d", batch)))
 	r.lines, r.goroutines, r.files = 0, 0, 0
 }
 
@@ -64,7 +64,7 @@ func (r *relay) signal(sig syscall.Signal) {
 	}
 }
 
-// active is the relay that works, and the one that does not. Between two rounds there is one.
+// active is the relay that works, and the other one. Between two rounds there is one.
 func (c *chaos) active() (works, standsBy *relay) {
 	c.t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {

@@ -19,7 +19,7 @@ func freezeBackend(which string, longest time.Duration) func(*chaos, bool) func(
 		signal := func(name string) {
 			if len(pids) > 0 {
 				// One that has ended meanwhile is no fault.
-				c.postgres.Exec(c.t, append([]string{"sh", "-c", `kill "$@" || true`, "kill", "-" + name}, pids...)...)
+				c.postgres.Exec(c.t, append([]string{"sh", "-c", `kill -"$0" "$@" || true`, name}, pids...)...)
 			}
 		}
 		signal("STOP")
