@@ -56,11 +56,11 @@ type Publisher interface {
 
 // Session is the working session in the database; see WorkingSession. Any error ends it.
 type Session interface {
-	Lead(name string) (led bool, deaths int, err error)
+	Lead(name string, again bool) (led bool, deaths int, err error)
 	Holder() (Holder, error)
 	Claim(ClaimQuery) (Claim, error)
 	Settle(Settlement) (Settled, error)
-	Suspect(ClaimQuery) (e *Event, deaths int, err error)
+	Suspect(q ClaimQuery, noted map[string]bool) (e *Event, deaths int, err error)
 	Acquit(id string) error
 	AcquitAll() error
 	Keep() (bool, error)
@@ -113,11 +113,13 @@ type Relay struct {
 	low       lowWater
 
 	doorbell   doorbell
-	connected  bool      // there was a session before
-	keeper     bool      // we keep the doorbell
-	suspects   int       // events still to be taken one by one
-	deaths     int       // of leaders before us that are not forgotten yet
-	since      time.Time // when the work lock was had
+	connected  bool            // there was a session before
+	keeper     bool            // we keep the doorbell
+	led        bool            // worked before, or may have
+	suspects   int             // events still to be taken one by one
+	noted      map[string]bool // ids of suspects that this relay has noted and not acquitted
+	deaths     int             // of leaders before us that are not forgotten yet
+	since      time.Time       // when the work lock was had
 	link       Link
 	paused     bool
 	due        bool // there may be events
@@ -170,6 +172,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 // returns nil after an end in order, errShutdownOverrun, or an error that no restart mends.
 func (r *Relay) Run(ctx context.Context) error {
 	r.hand, r.low, r.limit = make(map[string]*held), newLowWater(), r.cfg.BatchSize
+	r.noted = make(map[string]bool)
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = restartMin, restartMax
 	failures := &repeatLog{log: r.log.With(keyServer, PeerPostgres), what: "work the outbox"}
@@ -251,7 +254,8 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 func (r *Relay) lead(ctx context.Context) (bool, error) {
 	var known Holder
 	for {
-		led, deaths, err := r.session.Lead(r.name)
+		led, deaths, err := r.session.Lead(r.name, r.led)
+		r.led = r.led || led || err != nil // which may have come after it was noted
 		if led || err != nil {
 			if led {
 				r.suspect(deaths)

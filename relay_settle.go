@@ -99,7 +99,7 @@ func (r *Relay) settle() error {
 		}
 		r.settled(res)
 		if r.suspects > 0 {
-			if err := r.session.Acquit(res.Event.ID); err != nil {
+			if err := r.acquit(res.Event.ID); err != nil {
 				return err
 			}
 		}

@@ -19,6 +19,9 @@ const (
 // next events, one of which must be it, are therefore taken in hand one by one, and each is
 // noted in outbox_suspects before its payload is read. The one that was noted at each of a few
 // deaths is set aside as a dead letter.
+//
+// A relay that loses its session does not die. Another may take over and take it for dead, so one
+// that comes back takes its own death off the count, and notes no event twice.
 
 // suspect decides at the start of work whether events are under suspicion.
 func (r *Relay) suspect(deaths int) {
@@ -33,7 +36,7 @@ func (r *Relay) suspect(deaths int) {
 // claimSuspect takes the next event in hand, alone, or sets it aside.
 func (r *Relay) claimSuspect(q ClaimQuery) error {
 	q.Mark = -1
-	e, deaths, err := r.session.Suspect(q)
+	e, deaths, err := r.session.Suspect(q, r.noted)
 	if err != nil {
 		return err
 	}
@@ -41,6 +44,7 @@ func (r *Relay) claimSuspect(q ClaimQuery) error {
 		r.due = false
 		return r.trust()
 	}
+	r.noted[e.ID] = true
 	r.suspects--
 	if deaths > fatalDeaths {
 		reason := fmt.Sprintf("set aside: the relay died %d times with this event in hand", deaths-1)
@@ -50,7 +54,7 @@ func (r *Relay) claimSuspect(q ClaimQuery) error {
 			return err
 		}
 		r.metrics.CountFailed(e.EventType)
-		return r.session.Acquit(e.ID)
+		return r.acquit(e.ID)
 	}
 	q.Limit = 1
 	c, err := r.session.Claim(q)
@@ -62,9 +66,16 @@ func (r *Relay) claimSuspect(q ClaimQuery) error {
 	return nil
 }
 
+// acquit ends the suspicion against an event that is settled.
+func (r *Relay) acquit(id string) error {
+	delete(r.noted, id)
+	return r.session.Acquit(id)
+}
+
 // trust ends all suspicion.
 func (r *Relay) trust() error {
 	r.suspects, r.deaths = 0, 0
+	clear(r.noted)
 	r.look.begin()
 	return r.session.AcquitAll()
 }

@@ -44,10 +44,10 @@ func (s *fakeSession) fail(op string) error {
 	return nil
 }
 
-func (s *fakeSession) Lead(string) (bool, int, error) { return true, s.deaths, s.fail("lead") }
-func (s *fakeSession) Acquit(string) error            { return s.fail("acquit") }
-func (s *fakeSession) AcquitAll() error               { s.noted = nil; return s.fail("acquit all") }
-func (s *fakeSession) Suspect(q ClaimQuery) (*Event, int, error) {
+func (s *fakeSession) Lead(string, bool) (bool, int, error) { return true, s.deaths, s.fail("lead") }
+func (s *fakeSession) Acquit(string) error                  { return s.fail("acquit") }
+func (s *fakeSession) AcquitAll() error                     { s.noted = nil; return s.fail("acquit all") }
+func (s *fakeSession) Suspect(q ClaimQuery, _ map[string]bool) (*Event, int, error) {
 	for _, e := range s.pending {
 		if !slices.Contains(q.InHand, e.ID) {
 			s.noted = append(s.noted, e.ID)

@@ -226,8 +226,8 @@ func (s *WorkingSession) queryRow(query string, dest []any, args ...any) error {
 
 // Lead tries to get the work lock: alone when ORDERING=aggregate, beside other relays of the
 // same kind when ORDERING=none. It never waits. deaths is how many leaders in a row ended
-// without an end in order; of relays side by side that is not known.
-func (s *WorkingSession) Lead(name string) (led bool, deaths int, err error) {
+// without an end in order; again: this one led before and lost its session, which is no death. Of relays side by side that is not known.
+func (s *WorkingSession) Lead(name string, again bool) (led bool, deaths int, err error) {
 	lock := "work lock shared"
 	if s.ordered() {
 		lock = "work lock exclusive"
@@ -236,7 +236,7 @@ func (s *WorkingSession) Lead(name string) (led bool, deaths int, err error) {
 		return false, 0, fmt.Errorf("try the work lock: %w", err)
 	}
 	if s.led && s.ordered() {
-		if err := s.queryRow(sqlfiles.Session("begin work"), []any{&deaths}, name); err != nil {
+		if err := s.queryRow(sqlfiles.Session("begin work"), []any{&deaths}, name, again); err != nil {
 			return false, 0, fmt.Errorf("note the leader: %w", err)
 		}
 	}

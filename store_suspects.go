@@ -7,9 +7,9 @@ import (
 )
 
 // Suspect finds the next event of an ordered outbox without reading what it holds, and notes
-// that it is about to be taken in hand. deaths is how often that was noted, this time included;
-// the event is nil when there is none.
-func (s *WorkingSession) Suspect(q ClaimQuery) (e *Event, deaths int, err error) {
+// that it is about to be taken in hand. deaths is how often that was noted, this time included, but
+// not again for what this relay has noted before; the event is nil when there is none.
+func (s *WorkingSession) Suspect(q ClaimQuery, noted map[string]bool) (e *Event, deaths int, err error) {
 	stmt, err := s.prepare(sqlfiles.Claim(true, true, s.payloadType))
 	if err != nil {
 		return nil, 0, err
@@ -24,7 +24,11 @@ func (s *WorkingSession) Suspect(q ClaimQuery) (e *Event, deaths int, err error)
 		return nil, 0, nil
 	}
 	e = c.Events[0]
-	if err := s.queryRow(sqlfiles.Session("suspect"), []any{&deaths}, e.ID); err != nil {
+	more := 1
+	if noted[e.ID] {
+		more = 0
+	}
+	if err := s.queryRow(sqlfiles.Session("suspect"), []any{&deaths}, e.ID, more); err != nil {
 		return nil, 0, fmt.Errorf("note a suspect: %w", err)
 	}
 	return e, deaths, nil

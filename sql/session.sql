@@ -65,11 +65,13 @@ SELECT coalesce((SELECT paused_at IS NOT NULL FROM outbox_relay_state), false),
        coalesce(to_regclass('outbox_events')::oid::bigint, 0);
 
 -- section: begin work
--- Returns how many relays in a row ended without an end in order, this one's own sessions apart.
+-- Returns how many relays in a row ended without an end in order, this one's own sessions apart. $2:
+-- this relay led before and lost its session, so whoever led next counted its death in error.
 WITH before AS MATERIALIZED (SELECT leader, clean, deaths FROM outbox_relay_state FOR UPDATE)
 UPDATE outbox_relay_state s
 SET leader = $1, leader_since = now(), clean = false,
-    deaths = CASE WHEN before.clean THEN 0 WHEN before.leader = $1 THEN before.deaths ELSE before.deaths + 1 END
+    deaths = CASE WHEN before.clean THEN 0 WHEN before.leader = $1 THEN before.deaths
+                  ELSE before.deaths + CASE WHEN $2 THEN 0 ELSE 1 END END
 FROM before
 RETURNING s.deaths;
 
@@ -77,9 +79,10 @@ RETURNING s.deaths;
 UPDATE outbox_relay_state SET clean = true, deaths = 0;
 
 -- section: suspect
--- Notes that an event is about to be taken in hand. Returns how often that was noted.
+-- Notes that an event is about to be taken in hand. Returns how often that was noted. $2: how much
+-- to add, 0 if this relay has noted it before.
 INSERT INTO outbox_suspects AS s (id, deaths, claimed_at) VALUES ($1, 1, now())
-ON CONFLICT (id) DO UPDATE SET deaths = s.deaths + 1, claimed_at = now()
+ON CONFLICT (id) DO UPDATE SET deaths = s.deaths + $2, claimed_at = now()
 RETURNING deaths;
 
 -- section: acquit
