@@ -124,7 +124,9 @@ func (o *Oracle) Check(ctx context.Context, patience time.Duration) (Verdict, er
 	if v.Unmarked, err = o.rows(ctx, `processed_at IS NULL`); err != nil {
 		return v, err
 	}
-	marred, err := o.rows(ctx, `attempts <> 0 OR last_error IS NOT NULL OR retry_after IS NOT NULL OR dead_at IS NOT NULL`)
+	// An unordered relay keeps what is in flight to a blocked broker from others by a retry_after.
+	marred, err := o.rows(ctx, `attempts <> 0 OR dead_at IS NOT NULL
+		OR (last_error IS NOT NULL OR retry_after IS NOT NULL) AND last_error IS DISTINCT FROM 'in flight while the broker is blocked'`)
 	for _, row := range marred {
 		if !o.marred[row] {
 			o.marred[row] = true

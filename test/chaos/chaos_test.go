@@ -42,7 +42,8 @@ type chaos struct {
 	began   time.Time
 	tallies []*tally
 	rounds  int
-	stuck   bool // no use to go on
+	killed  time.Time // a relay died: the next ones may suspect events for a minute
+	stuck   bool      // no use to go on
 }
 
 func newChaos(t *testing.T, seed uint64, ordering string, length time.Duration) *chaos {

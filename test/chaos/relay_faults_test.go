@@ -16,6 +16,7 @@ func (c *chaos) replace(r *relay) (end func()) {
 func (r *relay) kill() {
 	r.signal(syscall.SIGKILL)
 	r.process().Wait(r.c.t, 10*time.Second)
+	r.c.killed = time.Now()
 }
 
 func killRelay(c *chaos, _ bool) func() {
@@ -39,8 +40,13 @@ func killBoth(c *chaos, _ bool) func() {
 // stop ends a relay as a deploy does. Alone, everything in flight is settled.
 func (r *relay) stop(alone bool) {
 	r.c.t.Helper()
-	if code := r.process().Stop(r.c.t); alone && code != 0 {
+	code := r.process().Stop(r.c.t)
+	switch {
+	case code == 0:
+	case alone:
 		r.c.violation("relay %s ended with exit code %d after SIGTERM, want 0", r.name, code)
+	default: // what was in flight could not be settled in time
+		r.c.killed = time.Now()
 	}
 }
 

@@ -15,6 +15,9 @@ const (
 	spareGoroutines, spareFiles = 8, 5
 	// maxLines bounds what a relay logs in one round.
 	maxLines = 80
+	// suspicionLasts is how long relays may suspect events after one died: a minute of work, which
+	// outages begin anew.
+	suspicionLasts = 5 * time.Minute
 )
 
 // relay is one of the two: its present process and its links, which are its alone.
@@ -24,7 +27,7 @@ type relay struct {
 	postgres, rabbitmq *testenv.Proxy
 	processes          []*testenv.Process // the last one is the present
 	frozen             bool
-	lines              int     // in the present process's log at the last check
+	logged             int     // bytes of the present process's log at the last check
 	goroutines, files  float64 // at the first check of the present process
 }
 
@@ -43,7 +46,7 @@ func (r *relay) start() {
 	r.c.t.Helper()
 	r.processes = append(r.processes, testenv.Start(r.c.t,
 		"DATABASE_URL="+r.postgres.URL, "AMQP_URL="+r.rabbitmq.URL, "ORDERING="+r.c.ordering, fmt.Sprintf("BATCH_SIZE=%d", batch)))
-	r.lines, r.goroutines, r.files = 0, 0, 0
+	r.logged, r.goroutines, r.files = 0, 0, 0
 }
 
 func (r *relay) process() *testenv.Process { return r.processes[len(r.processes)-1] }
@@ -85,11 +88,14 @@ func (r *relay) check(fault string) {
 		r.c.violation("%s: relay %s has ended", fault, r.name)
 		return
 	}
-	lines := strings.Count(p.Logs(), "\n")
-	if lines-r.lines > maxLines {
-		r.c.violation("%s: relay %s logged %d lines, want at most %d", fault, r.name, lines-r.lines, maxLines)
+	news := p.Logs()[r.logged:]
+	r.logged += len(news)
+	if lines := strings.Count(news, "\n"); lines > maxLines {
+		r.c.violation("%s: relay %s logged %d lines, want at most %d", fault, r.name, lines, maxLines)
 	}
-	r.lines = lines
+	if strings.Contains(news, "several relays died") && time.Since(r.c.killed) > suspicionLasts {
+		r.c.violation("%s: relay %s suspects events although no relay has died", fault, r.name)
+	}
 
 	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		goroutines, files := p.Metric(r.c.t, "go_goroutines"), p.Metric(r.c.t, "process_open_fds")
