@@ -47,6 +47,7 @@ func (s *fakeSession) fail(op string) error {
 func (s *fakeSession) Lead(string, bool) (bool, int, error) { return true, s.deaths, s.fail("lead") }
 func (s *fakeSession) Acquit(string) error                  { return s.fail("acquit") }
 func (s *fakeSession) AcquitAll() error                     { s.noted = nil; return s.fail("acquit all") }
+
 func (s *fakeSession) Suspect(q ClaimQuery, _ map[string]bool) (*Event, int, error) {
 	for _, e := range s.pending {
 		if !slices.Contains(q.InHand, e.ID) {

@@ -4,8 +4,6 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/lib/pq"
-
 	"outbox-relay/internal/testenv"
 )
 
@@ -92,19 +90,17 @@ func TestCopiedRowsAreAnnounced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	stmt, err := tx.PrepareContext(t.Context(), pq.CopyIn("outbox_events", "aggregate_type", "aggregate_id", "event_type", "payload"))
+	stmt, err := tx.PrepareContext(t.Context(), "COPY outbox_events (aggregate_type, aggregate_id, event_type, payload) FROM STDIN")
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer func() { _ = stmt.Close() }()
 	for i := range 5000 {
-		if _, err := stmt.ExecContext(t.Context(), "order", itoa(i%100), "order.created", "{}"); err != nil {
+		if _, err := stmt.ExecContext(t.Context(), "order", itoa(i%100), "order.copied", "{}"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := stmt.ExecContext(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := stmt.Close(); err != nil {
+	if _, err := stmt.ExecContext(t.Context()); err != nil { // the end of the copy
 		t.Fatal(err)
 	}
 	if err := tx.Commit(); err != nil {

@@ -80,8 +80,10 @@ func (a *authority) path(name string) string { return filepath.Join(a.dir, name)
 // The broker wants a client's certificate and has one of a private authority.
 func TestBrokerIsReachedByTLSWithAPrivateAuthority(t *testing.T) {
 	ca := newAuthority(t)
-	ca.issue(t, "server", &x509.Certificate{DNSNames: []string{"broker.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	ca.issue(t, "server", &x509.Certificate{
+		DNSNames: []string{"broker.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
 	ca.issue(t, "client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	ca.write(t, "rabbitmq.conf", `listeners.ssl.default = 5671
 ssl_options.cacertfile = /tls/ca.pem
