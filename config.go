@@ -40,6 +40,8 @@ type Config struct {
 	ConfirmTimeout   time.Duration `name:"confirm-timeout" env:"CONFIRM_TIMEOUT" default:"5s" min:"100ms" max:"10m" help:"How long to wait for the broker's confirm."`
 	ShutdownTimeout  time.Duration `name:"shutdown-timeout" env:"SHUTDOWN_TIMEOUT" default:"8s" min:"200ms" max:"1h" help:"How long to finish what is in flight after SIGTERM; above CONFIRM_TIMEOUT, below what the platform grants."`
 
+	Retention string `name:"retention" env:"RETENTION" default:"off" help:"How long processed events stay in the table: off is for good, a duration, or immediate, which deletes instead of marking. Durations from 1s to 87600h."`
+
 	HTTPAddr      string `name:"http-addr" env:"HTTP_ADDR" default:":9090" help:"Address of /metrics, /livez and /readyz."`
 	WebConfigFile string `name:"web.config.file" env:"WEB_CONFIG_FILE" help:"TLS and authentication for HTTP, in the Prometheus exporter-toolkit's format."`
 	LogLevel      string `name:"log-level" env:"LOG_LEVEL" default:"info" enum:"debug,info,warn,error" help:"Least level that is logged: debug, info, warn or error."`

@@ -137,6 +137,9 @@ func (c Config) conflicts(fine func(names ...string) bool) (faults []fault) {
 	add(fine("CONFIRM_TIMEOUT", "SHUTDOWN_TIMEOUT") && c.ConfirmTimeout >= c.ShutdownTimeout, "CONFIRM_TIMEOUT",
 		"%v is not below SHUTDOWN_TIMEOUT (%v): a shutdown could not wait for a confirm, and the event would be sent twice",
 		c.ConfirmTimeout, c.ShutdownTimeout)
+	if _, err := c.keep(); err != nil {
+		add(true, "RETENTION", "%v", err)
+	}
 	return faults
 }
 

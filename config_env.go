@@ -30,7 +30,7 @@ func unknownVariables(environ []string) (hints []string) {
 
 var (
 	// ours matches names that nothing else is likely to use beside a relay.
-	ours = regexp.MustCompile(`^(AMQP|OUTBOX|RETRY|BATCH|CONFIRM|AGGREGATE|FALLBACK|DATABASE_URL)_`)
+	ours = regexp.MustCompile(`^(AMQP|OUTBOX|RETRY|RETENTION|BATCH|CONFIRM|AGGREGATE|FALLBACK|DATABASE_URL)_`)
 
 	// ofPlatform matches what Kubernetes and Docker set for a service that is called amqp or outbox.
 	ofPlatform = regexp.MustCompile(`_SERVICE_(HOST|PORT)(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)(_|$)|_ENV_|^[A-Z]+_NAME$`)

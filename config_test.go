@@ -99,6 +99,18 @@ func TestValidate(t *testing.T) {
 		{"a confirm that outlasts the shutdown", func(c *Config) { c.ConfirmTimeout = 8 * time.Second }, []string{"CONFIRM_TIMEOUT: 8s is not below SHUTDOWN_TIMEOUT (8s): a shutdown could not wait for a confirm, and the event would be sent twice"}},
 		{"a limit out of bounds is no conflict as well", func(c *Config) { c.RetryMax = 0 }, []string{"RETRY_MAX: 0s is not from 1ms to 168h"}},
 
+		{"events deleted at once", func(c *Config) { c.Retention = "immediate" }, nil},
+		{"events kept for a week", func(c *Config) { c.Retention = "168h" }, nil},
+		{"the shortest retention", func(c *Config) { c.Retention = "1s" }, nil},
+		{"the longest retention", func(c *Config) { c.Retention = "87600h" }, nil},
+		{"no retention", func(c *Config) { c.Retention = "0" }, []string{`RETENTION: "0" could mean two things: set immediate to delete events instead of marking them processed, off to keep them`}},
+		{"no retention, with a unit", func(c *Config) { c.Retention = "0s" }, []string{`RETENTION: "0s" could mean two things: set immediate to delete events instead of marking them processed, off to keep them`}},
+		{"a negative retention", func(c *Config) { c.Retention = "-24h" }, []string{`RETENTION: "-24h" is not from 1s to 87600h`}},
+		{"too short a retention", func(c *Config) { c.Retention = "1ms" }, []string{`RETENTION: "1ms" is not from 1s to 87600h`}},
+		{"too long a retention", func(c *Config) { c.Retention = "87601h" }, []string{`RETENTION: "87601h" is not from 1s to 87600h`}},
+		{"a retention in days", func(c *Config) { c.Retention = "7d" }, []string{`RETENTION: "7d" is not off, immediate or a duration like 168h`}},
+		{"an empty retention", func(c *Config) { c.Retention = "" }, []string{`RETENTION: "" is not off, immediate or a duration like 168h`}},
+
 		{"an address without port", func(c *Config) { c.HTTPAddr = "localhost" }, []string{`HTTP_ADDR: "localhost" is not an address like :9090 or 127.0.0.1:9090`}},
 		{"a port too far", func(c *Config) { c.HTTPAddr = ":65536" }, []string{`HTTP_ADDR: ":65536" is not an address like :9090 or 127.0.0.1:9090`}},
 		{"an absent web configuration", func(c *Config) { c.WebConfigFile = "/nonexistent/web" }, []string{"WEB_CONFIG_FILE: open /nonexistent/web: no such file or directory"}},
@@ -255,6 +267,7 @@ func TestUnknownVariables(t *testing.T) {
 		{"amqp_url", "unknown variable amqp_url: did you mean AMQP_URL?"},
 		{"OUTBOX_RELAY_BATCH_SIZE", "unknown variable OUTBOX_RELAY_BATCH_SIZE: did you mean BATCH_SIZE?"},
 		{"ORDERNIG", "unknown variable ORDERNIG: did you mean ORDERING?"},
+		{"RETENTION_DAYS", "unknown variable RETENTION_DAYS: there is no such setting"},
 		{"AMQP_PASSWORD", "unknown variable AMQP_PASSWORD: there is no such setting"},
 		{"AMQP_URL", ""},
 		{"AMQP_SERVICE_HOST", ""},
@@ -324,6 +337,7 @@ func TestFlagsAreNamedLikeTheirVariables(t *testing.T) {
 
 func FuzzParseConfig(f *testing.F) {
 	f.Add("RETRY_BASE", "5s", "--batch-size=3")
+	f.Add("RETENTION", "0", "--retention=-1h")
 	f.Add("DATABASE_URL", "postgres://a:b@c/d?sslmode=disable", "-h")
 	f.Add("AMQP_URL", "amqp://a:b@c,amqps://d/%2f?heartbeat=5", "migrate")
 	f.Add("BATCH_SIZE", "99999999999999999999", "--no-amqp-declare=no")
@@ -347,6 +361,9 @@ func FuzzParseConfig(f *testing.F) {
 			t.Error(err)
 		}
 		if _, err := newMessageMapper(cfg); err != nil {
+			t.Error(err)
+		}
+		if _, err := cfg.keep(); err != nil {
 			t.Error(err)
 		}
 		if cfg.RetryBase <= 0 || cfg.RetryMax < cfg.RetryBase || cfg.BatchSize < 1 || cfg.ConfirmTimeout >= cfg.ShutdownTimeout {

@@ -72,6 +72,8 @@ type Metrics struct {
 	DeadLetters      prometheus.Gauge
 	BacklogSampled   prometheus.Gauge // Unix time in seconds
 
+	RetentionDeleted prometheus.Counter
+
 	Wakeups         map[Cause]prometheus.Counter
 	DoorbellRefused prometheus.Gauge // seconds; 0 when sleep is not refused
 	ListenHealthy   prometheus.Gauge // 0 or 1
@@ -130,6 +132,8 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 		OldestPendingAge: gauge("outbox_oldest_pending_age_seconds", "Age of the oldest pending event, when last counted; 0 when none is pending."),
 		DeadLetters:      gauge("outbox_dead_letters", "Dead letters in the table, when last counted."),
 		BacklogSampled:   gauge("outbox_backlog_sample_timestamp_seconds", "When pending events and dead letters were last counted; 0 before the first time."),
+
+		RetentionDeleted: counter("outbox_retention_deleted_total", "Processed events this relay deleted because they were older than RETENTION."),
 
 		DoorbellRefused: gauge("outbox_doorbell_refused_seconds", "How long open transactions of writers have kept the relay from falling asleep; 0 when they do not."),
 		ListenHealthy:   gauge("outbox_listen_healthy", "1 when the last proof that notifications arrive succeeded."),

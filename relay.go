@@ -148,6 +148,10 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 	}
 	listener := NewListener(cfg, log, m, notified, reconnected)
 	backlog := NewBacklog(cfg, log, m)
+	retention, err := NewRetention(cfg, log, m)
+	if err != nil {
+		return err
+	}
 	host, _ := os.Hostname() // for people only
 	relay := &Relay{
 		cfg: cfg, name: fmt.Sprintf("%s, pid %d, run %.8s", host, os.Getpid(), rand.Text()),
@@ -162,6 +166,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 	wg.Go(func() { publisher.Run(serving) })
 	wg.Go(func() { listener.Run(serving) })
 	wg.Go(func() { backlog.Run(serving) })
+	wg.Go(func() { retention.Run(serving) })
 	err = relay.Run(ctx)
 	stop()
 	wg.Wait()

@@ -204,7 +204,8 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 	tx := begin(t, db, "SET LOCAL ROLE "+relay)
 	for _, yes := range []bool{true, false} {
 		explainAny(t, tx, sqlfiles.Claim(yes, yes, "jsonb"))
-		explainAny(t, tx, sqlfiles.Settle(yes))
+		explainAny(t, tx, sqlfiles.Settle(true, yes))
+		explainAny(t, tx, sqlfiles.Settle(false, yes))
 	}
 	explainAny(t, tx, sqlfiles.Backlog)
 	mustExec(t, tx, sqlfiles.Session("setup"))
@@ -214,6 +215,9 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 			explainAny(t, tx, statement)
 		}
 	}
+	mustExec(t, tx, sqlfiles.Retention("setup"))
+	explainAny(t, tx, sqlfiles.Retention("table"))
+	explainAny(t, tx, sqlfiles.Retention("delete"))
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), false, payloadType.String)); err != nil {
 		return err
 	}
-	s.settle, err = s.prepare(sqlfiles.Settle(false))
+	s.settle, err = s.prepare(sqlfiles.Settle(s.st.cfg.Retention == retentionImmediate, false))
 	return err
 }
 

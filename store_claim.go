@@ -180,7 +180,7 @@ func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
 
 // settleUnlocked is for when a row is locked: rare enough not to keep the statement.
 func (s *WorkingSession) settleUnlocked(st Settlement) (changed []string, err error) {
-	stmt, err := s.prepare(sqlfiles.Settle(true))
+	stmt, err := s.prepare(sqlfiles.Settle(s.st.cfg.Retention == retentionImmediate, true))
 	if err != nil {
 		return nil, err
 	}

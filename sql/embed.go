@@ -21,10 +21,11 @@ const Channel = "outbox_event"
 // outbox_events (of its schema for MigrateLockClass), see LockKey. schema.sql repeats
 // DoorbellLockClass; a test compares them.
 const (
-	DoorbellLockClass int32 = 0x6f62656c // 1868719468, 'obel': exclusive while the relay sleeps, shared by silent writers
-	WorkLockClass     int32 = 0x6f77726b // 1870099051, 'owrk': held by whoever works the outbox
-	KeeperLockClass   int32 = 0x6f6b7072 // 1869312114, 'okpr': held by the one relay that keeps the doorbell
-	MigrateLockClass  int32 = 0x6f6d6967 // 1869441383, 'omig': one migrate a schema at a time
+	DoorbellLockClass  int32 = 0x6f62656c // 1868719468, 'obel': exclusive while the relay sleeps, shared by silent writers
+	WorkLockClass      int32 = 0x6f77726b // 1870099051, 'owrk': held by whoever works the outbox
+	KeeperLockClass    int32 = 0x6f6b7072 // 1869312114, 'okpr': held by the one relay that keeps the doorbell
+	RetentionLockClass int32 = 0x6f72746e // 1869771886, 'ortn': held by the one relay that deletes old events
+	MigrateLockClass   int32 = 0x6f6d6967 // 1869441383, 'omig': one migrate a schema at a time
 )
 
 // LockKey is the second key of a lock on the object with this oid. It keeps the bits, as

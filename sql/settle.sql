@@ -1,4 +1,5 @@
--- settle: marks what became of events, in one commit. Returns the ids it changed.
+-- settle: marks what became of events, in one commit. Returns the ids it changed.{{if .Remove}} Confirmed
+-- events are deleted instead of marked.{{end}}
 --
 --   $1  confirmed                                              uuid[]
 --   $2  failed, and for each of them:                          uuid[]
@@ -12,7 +13,7 @@
 -- counted or forgiven meanwhile: whoever woke up late changes nothing. {{if .SkipLocked}}Rows that another session
 -- has locked are passed over.{{else}}It waits for a locked row as long as lock_timeout allows.{{end}}
 WITH confirmed AS (
-    UPDATE outbox_events SET processed_at = clock_timestamp()
+    {{if .Remove}}DELETE FROM outbox_events{{else}}UPDATE outbox_events SET processed_at = clock_timestamp(){{end}}
     WHERE id = ANY ({{if .SkipLocked}}ARRAY(
               SELECT id FROM outbox_events WHERE id = ANY ($1::uuid[]) AND processed_at IS NULL
               FOR UPDATE SKIP LOCKED){{else}}$1::uuid[]{{end}})

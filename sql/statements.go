@@ -13,6 +13,8 @@ var (
 	settle string
 	//go:embed session.sql
 	session string
+	//go:embed retention.sql
+	retention string
 	// Backlog counts what is pending and dead, for gauges.
 	//
 	//go:embed backlog.sql
@@ -34,14 +36,23 @@ func Claim(ordered, blind bool, payloadType string) string {
 	}{ordered, blind, payload, payloadType})
 }
 
-// Settle is settle.sql. With skipLocked it passes over rows that another session has locked;
-// without it is faster, and fails with lock_not_available.
-func Settle(skipLocked bool) string {
-	return fill(settle, struct{ SkipLocked bool }{skipLocked})
+// Settle is settle.sql. With remove it deletes confirmed events instead of marking them. With
+// skipLocked it passes over rows that another session has locked; without it is faster, and
+// fails with lock_not_available.
+func Settle(remove, skipLocked bool) string {
+	return fill(settle, struct{ Remove, SkipLocked bool }{remove, skipLocked})
 }
 
 // Session is one statement of session.sql by the name in its "-- section:" line.
 func Session(name string) string { return section(session, name) }
+
+// Retention is one statement of retention.sql by the name in its "-- section:" line.
+func Retention(name string) string { return section(retention, name) }
+
+// RetentionTry is the statement of retention.sql that tries the lock on a table.
+func RetentionTry(table uint32) string {
+	return fill(Retention("try"), struct{ Class, Key int32 }{RetentionLockClass, LockKey(table)})
+}
 
 // SessionLock is a statement of session.sql about the advisory lock of a class on a table.
 func SessionLock(name string, class int32, table uint32) string {
