@@ -154,8 +154,8 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 	return nil
 }
 
-// reasonChannelClosed begins the last_error of an event that closed a channel. sql/claim.sql
-// looks for it.
+// reasonChannelClosed begins the reason of an event that closed a channel. sql/claim.sql looks for
+// it, behind the name of the outcome, in last_error.
 const reasonChannelClosed = "the broker closed the channel"
 
 // acquit lets the events that were only suspected by their neighbourhood go with all others again.

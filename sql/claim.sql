@@ -85,7 +85,7 @@ UNION ALL
 SELECT 1, n, retry, id::text, seq, aggregate_type, aggregate_id, event_type,
        CASE WHEN oversized THEN NULL ELSE body END, bytes, coalesce(oversized, false), headers, attempts,
        CASE WHEN isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000000)::bigint END,
-       coalesce(starts_with(last_error, 'the broker closed the channel'), false),
+       coalesce(starts_with(last_error, 'rejected: the broker closed the channel'), false),
        NULL, NULL, NULL, NULL, NULL
 FROM measured
 WHERE n = 1 OR total <= $3::bigint
