@@ -20,8 +20,8 @@ func bothOrderings(t *testing.T, test func(t *testing.T, ordering string)) {
 	}
 }
 
-// outcome is how often events had an outcome, by the relay's metrics.
-func outcome(t *testing.T, p *testenv.Process, name string) int {
+// outcomes is how often events had an outcome, by the relay's metrics.
+func outcomes(t *testing.T, p *testenv.Process, name string) int {
 	t.Helper()
 	return int(p.Metric(t, "outbox_event_outcomes_total", `outcome="`+name+`"`))
 }
@@ -47,8 +47,8 @@ func wantConnectionKept(t *testing.T, p *testenv.Process) {
 	}
 }
 
-// neighbours commits n events of aggregates of their own, for wantNeighbours.
-func (o *outbox) neighbours(t *testing.T, n int) {
+// insertNeighbours commits n events of aggregates of their own, for wantNeighbours.
+func (o *outbox) insertNeighbours(t *testing.T, n int) {
 	t.Helper()
 	o.insertMany(t, n, n, neighbour)
 }
@@ -59,11 +59,11 @@ const neighbour = "neighbour"
 // than maxCopies times, or if a failure was noted of any.
 func (o *outbox) wantNeighbours(t *testing.T, q *testenv.Queue, maxCopies int) {
 	t.Helper()
-	o.wantUntouched(t, q, "event_type = '"+neighbour+"'", maxCopies)
+	o.wantDelivered(t, q, "event_type = '"+neighbour+"'", maxCopies)
 }
 
-// wantUntouched does the same for the events that where selects.
-func (o *outbox) wantUntouched(t *testing.T, q *testenv.Queue, where string, maxCopies int) {
+// wantDelivered does the same for the events that where selects.
+func (o *outbox) wantDelivered(t *testing.T, q *testenv.Queue, where string, maxCopies int) {
 	t.Helper()
 	o.waitRowCount(t, "processed_at IS NULL AND "+where, 0)
 	ids := testenv.Query[string](t, o.dsn, "SELECT id FROM outbox_events WHERE "+where)

@@ -55,9 +55,9 @@ func TestRefusedEventsAreDeliveredWhenTheQueueIsDrained(t *testing.T) {
 		q := testenv.Consume(t, o.amqpURL, exchange, neighbour)
 		p := o.start(t, ordering, "RETRY_BASE=50ms", "RETRY_MAX=300ms", "MAX_ATTEMPTS="+itoa(maxAttempts))
 		p.Ready(t)
-		o.neighbours(t, 50)
+		o.insertNeighbours(t, 50)
 		o.insertMany(t, n, n, "refused")
-		o.neighbours(t, 50)
+		o.insertNeighbours(t, 50)
 
 		const refused = "event_type = 'refused' AND processed_at IS NULL"
 		testenv.Eventually(t, patience, "all that was refused was refused more than MAX_ATTEMPTS times", func() bool {
@@ -79,7 +79,7 @@ func TestRefusedEventsAreDeliveredWhenTheQueueIsDrained(t *testing.T) {
 		}
 		o.waitRowCount(t, "processed_at IS NULL", 0)
 		attempts := testenv.Value[int](t, o.dsn, `SELECT sum(attempts) FROM outbox_events`)
-		if got := outcome(t, p, "nacked"); got != attempts {
+		if got := outcomes(t, p, "nacked"); got != attempts {
 			t.Errorf("%d nacks counted by the metric, want the rows' %d attempts", got, attempts)
 		}
 		wantFailures(t, p, "refused", attempts)
@@ -98,7 +98,7 @@ func TestRefusedEventBecomesADeadLetterWhenItIsOld(t *testing.T) {
 		first := o.insert(t, event{aggregate: "a", eventType: "refused"})[0]
 		o.waitProcessed(t, first)
 		id := o.insert(t, event{aggregate: "b", eventType: "refused"})[0]
-		o.neighbours(t, 100)
+		o.insertNeighbours(t, 100)
 
 		r := o.waitDead(t, id)
 		o.wantDeadLetter(t, id, r.attempts, "nacked", "the broker refused the message")
@@ -113,7 +113,7 @@ func TestRefusedEventBecomesADeadLetterWhenItIsOld(t *testing.T) {
 		if copies := o.drain(t, full, 1); copies[first] != 1 {
 			t.Errorf("drained %v, want %s only", copies, first)
 		}
-		if got := outcome(t, p, "nacked"); got != r.attempts {
+		if got := outcomes(t, p, "nacked"); got != r.attempts {
 			t.Errorf("%d nacks counted by the metric, want %d", got, r.attempts)
 		}
 		wantFailures(t, p, "refused", r.attempts)

@@ -21,7 +21,7 @@ func (o *outbox) routedTo(t *testing.T, n int, exchange string) {
 
 // The broker closes the channel because of one message and does not say of which. The others that
 // were in flight are sent once more at most, and later attempts of the guilty one disturb nobody.
-func TestEventThatClosesTheChannelIsFoundAmongItsNeighbours(t *testing.T) {
+func TestEventThatClosesTheChannelDisturbsNoOther(t *testing.T) {
 	t.Parallel()
 	bothOrderings(t, func(t *testing.T, ordering string) {
 		const maxAttempts = 4
@@ -41,10 +41,10 @@ func TestEventThatClosesTheChannelIsFoundAmongItsNeighbours(t *testing.T) {
 		o.wantDeadLetter(t, id, maxAttempts, "rejected", "the broker closed the channel: 404 NOT_FOUND", "no exchange 'missing'")
 		o.wantNeighbours(t, q, 1)
 		wantAbsent(t, q, id)
-		if n := outcome(t, p, "rejected"); n != maxAttempts {
+		if n := outcomes(t, p, "rejected"); n != maxAttempts {
 			t.Errorf("%d rejections counted by the metric, want %d", n, maxAttempts)
 		}
-		if n := outcome(t, p, "unknown"); n != 0 {
+		if n := outcomes(t, p, "unknown"); n != 0 {
 			t.Errorf("%d unknown outcomes, want none: the relay itself finds the guilty event", n)
 		}
 		wantFailures(t, p, "guilty", maxAttempts)
@@ -58,15 +58,15 @@ func TestEventOverTheBrokersLimitIsFoundAmongItsNeighbours(t *testing.T) {
 	const maxAttempts = 2
 	o := newOutbox(t)
 	q := testenv.Consume(t, o.amqpURL, exchange)
-	o.neighbours(t, 50)
+	o.insertNeighbours(t, 50)
 	id := o.insert(t, event{aggregate: "guilty", eventType: "guilty", payload: `"` + strings.Repeat("x", 17<<20) + `"`})[0]
-	o.neighbours(t, 50)
+	o.insertNeighbours(t, 50)
 	p := o.start(t, "AMQP_MAX_MESSAGE_BYTES=33554432", "BATCH_BYTES=33554432", "RETRY_BASE=300ms", "MAX_ATTEMPTS="+itoa(maxAttempts))
 
 	o.wantDeadLetter(t, id, maxAttempts, "rejected", "the broker closed the channel: 406 PRECONDITION_FAILED", "16777216")
 	o.wantNeighbours(t, q, 2)
 	wantAbsent(t, q, id)
-	if n := outcome(t, p, "rejected"); n != maxAttempts {
+	if n := outcomes(t, p, "rejected"); n != maxAttempts {
 		t.Errorf("%d rejections counted by the metric, want %d", n, maxAttempts)
 	}
 	wantFailures(t, p, "guilty", maxAttempts)
@@ -75,7 +75,7 @@ func TestEventOverTheBrokersLimitIsFoundAmongItsNeighbours(t *testing.T) {
 
 // What can never be sent is found out before the wire, where it would cost the neighbours their
 // channel or even the connection.
-func TestEventThatCannotBeSentIsADeadLetterAtOnce(t *testing.T) {
+func TestUnsendableEventIsADeadLetterAtOnce(t *testing.T) {
 	t.Parallel()
 	bothOrderings(t, func(t *testing.T, ordering string) {
 		bad := []struct {
@@ -100,7 +100,7 @@ func TestEventThatCannotBeSentIsADeadLetterAtOnce(t *testing.T) {
 		q := testenv.Consume(t, o.amqpURL, exchange)
 		p := o.start(t, ordering, "AMQP_MAX_MESSAGE_BYTES=150000", "AMQP_ROUTING_KEY={event_type}.{aggregate_id}")
 		p.Ready(t)
-		o.neighbours(t, 50)
+		o.insertNeighbours(t, 50)
 		var events []event
 		for i, b := range bad {
 			e := b.event
@@ -111,14 +111,14 @@ func TestEventThatCannotBeSentIsADeadLetterAtOnce(t *testing.T) {
 			events = append(events, e)
 		}
 		ids := o.insert(t, events...)
-		o.neighbours(t, 50)
+		o.insertNeighbours(t, 50)
 
 		for i, id := range ids {
 			o.wantDeadLetter(t, id, 1, append(bad[i].reason, "rejected")...)
 			wantAbsent(t, q, id)
 		}
 		o.wantNeighbours(t, q, 1)
-		if n := outcome(t, p, "rejected"); n != len(bad) {
+		if n := outcomes(t, p, "rejected"); n != len(bad) {
 			t.Errorf("%d rejections counted by the metric, want %d", n, len(bad))
 		}
 		wantFailures(t, p, "bad", len(bad))
