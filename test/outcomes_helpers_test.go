@@ -65,6 +65,18 @@ func (o *outbox) wantNeighbours(t *testing.T, q *testenv.Queue, maxCopies int) {
 // wantDelivered does the same for the events that where selects.
 func (o *outbox) wantDelivered(t *testing.T, q *testenv.Queue, where string, maxCopies int) {
 	t.Helper()
+	o.wantCopies(t, q, where, maxCopies)
+	for _, said := range testenv.Query[string](t, o.dsn,
+		`SELECT format('%s: attempts %s, last_error %s', id, attempts, last_error) FROM outbox_events
+		 WHERE (attempts <> 0 OR last_error IS NOT NULL OR dead_at IS NOT NULL) AND `+where+` LIMIT 3`) {
+		t.Errorf("a failure was noted of event %s", said)
+	}
+}
+
+// wantCopies waits until all events that where selects are marked and have reached q, and fails the
+// test if one came more than maxCopies times.
+func (o *outbox) wantCopies(t *testing.T, q *testenv.Queue, where string, maxCopies int) {
+	t.Helper()
 	o.waitRowCount(t, "processed_at IS NULL AND "+where, 0)
 	ids := testenv.Query[string](t, o.dsn, "SELECT id FROM outbox_events WHERE "+where)
 	q.WaitFor(t, patience, fmt.Sprintf("%d events with %s", len(ids), where), func(ds []amqp.Delivery) bool {
@@ -81,11 +93,6 @@ func (o *outbox) wantDelivered(t *testing.T, q *testenv.Queue, where string, max
 		if copies[id] > maxCopies {
 			t.Errorf("event %s was delivered %d times, want at most %d", id, copies[id], maxCopies)
 		}
-	}
-	for _, said := range testenv.Query[string](t, o.dsn,
-		`SELECT format('%s: attempts %s, last_error %s', id, attempts, last_error) FROM outbox_events
-		 WHERE (attempts <> 0 OR last_error IS NOT NULL OR dead_at IS NOT NULL) AND `+where+` LIMIT 3`) {
-		t.Errorf("a failure was noted of event %s", said)
 	}
 }
 
