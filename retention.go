@@ -112,12 +112,12 @@ func (r *Retention) pass(ctx context.Context) (finished bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer db.Close()
+	defer func() { _ = db.Close() }()
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return false, err
 	}
-	defer conn.Close() // into a pool that is closed next, which ends the session and the lock
+	defer func() { _ = conn.Close() }() // into a pool that is closed next, which ends the session and the lock
 	if _, err := conn.ExecContext(ctx, sqlfiles.Session("setup")+sqlfiles.Retention("setup")); err != nil {
 		return false, err
 	}
