@@ -33,7 +33,9 @@ func (r *Relay) take(res Result) {
 			r.log.Debug("published", eventAttrs(e)...)
 		}
 	default:
-		r.metrics.CountFailed(e.EventType)
+		if res.Outcome.CountsAttempt() {
+			r.metrics.CountFailed(e.EventType)
+		}
 		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
 	}
 	r.done = append(r.done, res)
