@@ -130,6 +130,7 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 			return false
 		}
 		suspects = append(suspects, f.event)
+		p.closings[f.event.ID]++
 		return true
 	})
 	p.late = slices.DeleteFunc(p.late, func(f *flight) bool { return f.channel == ch })
@@ -158,11 +159,12 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 // it, behind the name of the outcome, in last_error.
 const reasonChannelClosed = "the broker closed the channel"
 
-// acquit lets the events that were only suspected by their neighbourhood go with all others again.
+// acquit lets the events that were only suspected by their neighbourhood go with all others again,
+// once: where there is another guilty one, each time would send them once more.
 func (p *AMQPPublisher) acquit() {
 	var ready []*Event
 	p.solo = slices.DeleteFunc(p.solo, func(e *Event) bool {
-		if e.Isolate || p.suspects[e.ID] {
+		if e.Isolate || p.suspects[e.ID] || p.closings[e.ID] > 1 {
 			return false
 		}
 		ready = append(ready, e)

@@ -121,6 +121,7 @@ func (p *AMQPPublisher) enqueue(e *Event) {
 // resolve reports r and moves the event's chain on.
 func (p *AMQPPublisher) resolve(r Result) {
 	delete(p.suspects, r.Event.ID)
+	delete(p.closings, r.Event.ID)
 	c := p.chains[r.Event.Aggregate()]
 	if c == nil { // unordered
 		p.report(r)

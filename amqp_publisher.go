@@ -65,6 +65,7 @@ type AMQPPublisher struct {
 	flights   []*flight            // written, unconfirmed, in the order of writing
 	late      []*flight            // reported Late; a confirm still counts
 	suspects  map[string]bool      // ids that were in flight when the broker closed the connection
+	closings  map[string]int       // by id: channels the broker closed with the event in flight
 }
 
 // NewAMQPPublisher makes a publisher that rings bell whenever Take has news. mayPublish is asked
@@ -76,7 +77,7 @@ func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPu
 	}
 	return &AMQPPublisher{
 		cfg: cfg, mapper: mapper, log: log, metrics: m, mayPublish: mayPublish, bell: bell, wake: NewBell(),
-		chains: make(map[Aggregate]*chain), suspects: make(map[string]bool),
+		chains: make(map[Aggregate]*chain), suspects: make(map[string]bool), closings: make(map[string]int),
 	}, nil
 }
 
