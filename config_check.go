@@ -35,8 +35,8 @@ func (e configError) Error() string {
 
 // validate returns every fault of the configuration as a configError, those found while reading
 // it included, before anything is opened but the files it names. lookup is the environment, for
-// what libraries read for themselves. Faults are limited to the settings that command uses.
-func (c Config) validate(command string, read []fault, lookup func(string) (string, bool)) error {
+// what libraries read for themselves. Faults are limited to the settings that the command uses.
+func (c Config) validate(cmd command, read []fault, lookup func(string) (string, bool)) error {
 	bad := make(map[string]bool) // not looked at again, what they hold is meaningless
 	for _, f := range read {
 		bad[f.setting] = true
@@ -53,7 +53,9 @@ func (c Config) validate(command string, read []fault, lookup func(string) (stri
 	}
 	faults = slices.Concat(faults, c.conflicts(fine), c.databaseFaults(lookup), c.amqpFaults(), c.httpFaults())
 
-	faults = slices.DeleteFunc(faults, func(f fault) bool { return !uses(command, f.setting) })
+	faults = slices.DeleteFunc(faults, func(f fault) bool {
+		return !strings.HasPrefix(f.setting, "--") && !cmd.uses(f.setting)
+	})
 	if len(faults) == 0 {
 		return nil
 	}
@@ -63,20 +65,6 @@ func (c Config) validate(command string, read []fault, lookup func(string) (stri
 	}
 	slices.SortStableFunc(faults, func(a, b fault) int { return order[a.setting] - order[b.setting] })
 	return configError(faults)
-}
-
-// uses reports whether a command looks at a setting. Commands that need little should not fail
-// for the rest: migrate often runs where nobody has set AMQP_URL.
-func uses(command, setting string) bool {
-	switch command {
-	case "run":
-		return true
-	case "migrate":
-		return strings.HasPrefix(setting, "DATABASE_URL") || strings.HasPrefix(setting, "PG")
-	case "healthcheck":
-		return setting == "HTTP_ADDR"
-	}
-	return false
 }
 
 // outOfBounds compares a value with the bounds in its tags.

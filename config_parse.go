@@ -17,10 +17,10 @@ import (
 type commandLine struct {
 	Config
 
-	Run         struct{} `cmd:"" default:"1" help:"Publish events until told to stop (the default)."`
-	Migrate     struct{} `cmd:"" help:"Create or upgrade the outbox in the database, say what was done, and end."`
-	Healthcheck struct{} `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
-	Version     struct{} `cmd:"" help:"Print the version and end."`
+	Run         runCommand         `cmd:"" default:"1" help:"Publish events until told to stop (the default)."`
+	Migrate     migrateCommand     `cmd:"" help:"Create or upgrade the outbox in the database, say what was done, and end."`
+	Healthcheck healthcheckCommand `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
+	Version     versionCommand     `cmd:"" help:"Print the version and end."`
 }
 
 const description = `Publishes the events of a transactional outbox in PostgreSQL to RabbitMQ.
@@ -30,8 +30,8 @@ Every setting is a flag or the environment variable named beside it; the flag wi
 // parseConfig reads command and settings from the arguments and the environment ("NAME=value").
 // The values are read but not yet checked, see validate; faults are those that could not even be
 // read. An err is about the command line as such. With -h the help goes to stdout and the command
-// is empty.
-func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg Config, faults []fault, err error) {
+// is nil.
+func parseConfig(args, environ []string, stdout io.Writer) (cmd command, cfg Config, faults []fault, err error) {
 	var line commandLine
 	helped := false
 	parser, err := kong.New(&line,
@@ -39,6 +39,7 @@ func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg 
 		kong.Description(description),
 		kong.Writers(stdout, io.Discard),
 		kong.Exit(func(int) { helped = true }),
+		kong.Help(helpOfCommand),
 		kong.ValueFormatter(helpText),
 		kong.Resolvers(environment(environ)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), lenient{&faults, setDuration}),
@@ -47,7 +48,7 @@ func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg 
 		kong.KindMapper(reflect.Bool, lenientBool{lenient{&faults, setBool}}),
 	)
 	if err != nil {
-		return "", Config{}, nil, fmt.Errorf("command line: %w", err)
+		return nil, Config{}, nil, fmt.Errorf("command line: %w", err)
 	}
 	for _, f := range parser.Model.Flags {
 		// kong would read the environment of the process and stop at the first fault. The
@@ -57,22 +58,39 @@ func parseConfig(args, environ []string, stdout io.Writer) (command string, cfg 
 	}
 	ctx, err := parser.Parse(args)
 	if helped {
-		return "", Config{}, nil, nil
+		return nil, Config{}, nil, nil
 	}
 	if err != nil {
-		return "", Config{}, nil, usageError(err)
+		return nil, Config{}, nil, usageError(err)
 	}
-	return ctx.Command(), line.Config, faults, nil
+	return commandOf(ctx.Selected()), line.Config, faults, nil
+}
+
+// commandOf returns the command that a node of the command line stands for.
+func commandOf(node *kong.Node) command {
+	return node.Target.Addr().Interface().(command)
+}
+
+// helpOfCommand prints the help of the selected command, without the settings it does not use.
+func helpOfCommand(options kong.HelpOptions, ctx *kong.Context) error {
+	if node := ctx.Selected(); node != nil && len(node.Children) == 0 {
+		cmd := commandOf(node)
+		for _, f := range ctx.Model.Flags {
+			f.Hidden = f.Hidden || len(f.Envs) > 0 && !cmd.uses(f.Envs[0])
+		}
+	}
+	return kong.DefaultHelpPrinter(options, ctx)
 }
 
 // usage matches what kong's errors say without quoting an argument, which may hold a password.
-var usage = regexp.MustCompile(`^unknown flag -{1,2}[a-z.-]+(, did you mean .*)?$|^--[a-z.-]+: expected [a-z]+ value`)
+var usage = regexp.MustCompile(`^unknown flag -{1,2}[a-z.-]+(, did you mean .*)?$|^--[a-z.-]+: expected [a-z]+ value|` +
+	`^missing flags: [a-z=, -]+$|^expected ("<[a-z-]+>( \.\.\.)?"|one of ("[a-z-]+",? *)+)|^unexpected argument`)
 
 func usageError(err error) error {
 	if known := usage.FindString(err.Error()); known != "" {
-		return fmt.Errorf("command line: %s", known)
+		return fmt.Errorf("command line: %s, see -h", known)
 	}
-	return errors.New("command line: not understood; the commands are run, migrate, healthcheck and version, see -h")
+	return errors.New("command line: not understood, see -h")
 }
 
 // environment resolves a flag by its variable.
@@ -132,7 +150,7 @@ func (l lenient) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
 	}
 	text := fmt.Sprint(token.Value)
 	if wanted := l.set(target, text); wanted != "" {
-		name := ctx.Value.Name
+		name := "--" + ctx.Value.Name
 		if f := ctx.Value.Flag; f != nil && len(f.Envs) > 0 {
 			name = f.Envs[0]
 		}

@@ -142,7 +142,7 @@ func TestRefusedPGVariablesAreThoseOfPQ(t *testing.T) {
 			}
 			environ := append(slices.Clone(validEnviron), name+"=x")
 			cfg := validConfig(t)
-			if got := faultsOf(t, cfg.validate("run", nil, lookup(environ))); len(got) != 1 {
+			if got := faultsOf(t, cfg.validate(&runCommand{}, nil, lookup(environ))); len(got) != 1 {
 				t.Errorf("faults = %q, want one", got)
 			}
 		})

@@ -41,48 +41,59 @@ type relayFunc func(ctx context.Context, cfg Config, log *slog.Logger, m *Metric
 
 // runWith is run with another relay.
 func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writer, relay relayFunc) int {
-	command, cfg, faults, err := parseConfig(args, environ, stdout)
-	if err == nil {
-		err = cfg.validate(command, faults, lookup(environ))
+	cmd, cfg, faults, err := parseConfig(args, environ, stdout)
+	switch {
+	case err != nil:
+	case cmd == nil: // help was asked for, and given
+		return exitClean
+	default:
+		err = cfg.validate(cmd, faults, lookup(environ))
 	}
 	if err != nil {
 		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
-		if command == "healthcheck" {
+		if _, ok := cmd.(*healthcheckCommand); ok {
 			return exitFailed // container engines know 0 and 1 only
 		}
 		return exitMisconfigured
 	}
 
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	ctx, stop := untilSignal(ctx)
 	defer stop()
-	context.AfterFunc(ctx, stop) // the next signal has its default effect
 
-	switch command {
-	case "run":
-		err = serveRelay(ctx, cfg, environ, stderr, relay)
-	case "migrate":
-		var dsn string
-		if dsn, err = cfg.databaseDSN(); err == nil {
-			err = runMigrate(ctx, dsn, stdout)
-		}
-	case "healthcheck":
-		err = runHealthcheck(ctx, cfg, stdout)
-	case "version":
-		_, err = fmt.Fprintln(stdout, versionLine())
+	std := stdio{stdout, stderr, environ}
+	if _, ok := cmd.(*runCommand); ok {
+		err = serveRelay(ctx, cfg, std, relay) // which logs how it ended
+	} else if err = cmd.run(ctx, cfg, std); err != nil {
+		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
 	}
 	switch {
 	case err == nil:
 		return exitClean
-	case command != "run": // which has logged it
-		fmt.Fprintf(stderr, "outbox-relay: %v\n", err)
-	}
-	switch {
 	case errors.Is(err, errShutdownOverrun):
 		return exitOverrun
 	case errors.Is(err, errPooler):
 		return exitMisconfigured
 	}
 	return exitFailed
+}
+
+// untilSignal returns a context that ends with the first SIGINT or SIGTERM. By then the next one
+// has its default effect, which signal.NotifyContext does not promise.
+func untilSignal(ctx context.Context) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	go func() {
+		var cause error
+		select {
+		case s := <-signals:
+			cause = fmt.Errorf("%v signal received", s)
+		case <-ctx.Done():
+		}
+		signal.Stop(signals)
+		cancel(cause)
+	}()
+	return ctx, func() { cancel(nil) }
 }
 
 func lookup(environ []string) func(string) (string, bool) {
@@ -95,13 +106,13 @@ func lookup(environ []string) func(string) (string, bool) {
 
 // serveRelay runs relay beside the HTTP server, which starts first and stops last, until ctx is
 // done or one of them fails. It logs how it ended.
-func serveRelay(ctx context.Context, cfg Config, environ []string, stderr io.Writer, relay relayFunc) error {
-	log, err := newLogger(stderr, cfg.LogLevel, cfg.LogFormat)
+func serveRelay(ctx context.Context, cfg Config, std stdio, relay relayFunc) error {
+	log, err := newLogger(std.err, cfg.LogLevel, cfg.LogFormat)
 	if err != nil {
 		return err
 	}
 	log.Info("starting", "version", version, "revision", buildRevision(), "config", cfg)
-	for _, hint := range unknownVariables(environ) {
+	for _, hint := range unknownVariables(std.environ) {
 		log.Warn(hint)
 	}
 	if err := supervise(ctx, cfg, log, relay); err != nil {

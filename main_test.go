@@ -37,7 +37,7 @@ func TestExitCodes(t *testing.T) {
 		{"version", []string{"version"}, nil, exitClean, "outbox-relay dev (revision ", ""},
 		{"no configuration", nil, nil, exitMisconfigured, "", "configuration: 2 faults\n  DATABASE_URL: not set"},
 		{"an unknown flag", []string{"--nothing"}, validEnviron, exitMisconfigured, "", "unknown flag --nothing"},
-		{"an unknown command", []string{"start"}, validEnviron, exitMisconfigured, "", "the commands are run, migrate"},
+		{"an unknown command", []string{"start"}, validEnviron, exitMisconfigured, "", "command line: unexpected argument"},
 		{"an address that cannot be bound", []string{"--http-addr=192.0.2.1:9090"}, validEnviron, exitFailed, "", "HTTP_ADDR"},
 		{"migrate without a server", []string{"migrate"}, nowhere, exitFailed, "", "outbox-relay: "},
 		{"migrate without a database", []string{"migrate"}, nil, exitMisconfigured, "", "DATABASE_URL: not set"},

@@ -223,7 +223,7 @@ func startRelay(t *testing.T, change func(*Config)) (stop func()) {
 	t.Helper()
 	cfg := validConfig(t)
 	change(&cfg)
-	if err := cfg.validate("run", nil, noEnv); err != nil {
+	if err := cfg.validate(&runCommand{}, nil, noEnv); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
