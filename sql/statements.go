@@ -15,6 +15,8 @@ var (
 	session string
 	//go:embed retention.sql
 	retention string
+	//go:embed operator.sql
+	operator string
 	// Backlog counts what is pending and dead, for gauges.
 	//
 	//go:embed backlog.sql
@@ -48,6 +50,9 @@ func Session(name string) string { return section(session, name) }
 
 // Retention is one statement of retention.sql by the name in its "-- section:" line.
 func Retention(name string) string { return section(retention, name) }
+
+// Operator is one statement of operator.sql by the name in its "-- section:" line.
+func Operator(name string) string { return section(operator, name) }
 
 // RetentionTry is the statement of retention.sql that tries the lock on a table.
 func RetentionTry(table uint32) string {

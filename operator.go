@@ -1,0 +1,154 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"os/user"
+
+	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
+
+	"outbox-relay/internal/boundedconn"
+	sqlfiles "outbox-relay/sql"
+)
+
+// operatorSettings are given with the connect, and not set later, so that nothing of them is left
+// behind in the session of a pooler: that refuses them instead.
+var operatorSettings = map[string]string{
+	"statement_timeout":                   "10s",
+	"lock_timeout":                        "2s",
+	"idle_in_transaction_session_timeout": "30s",
+	"default_transaction_isolation":       "read committed",
+}
+
+// operator is the session of a command that a person runs beside the relays: status, pause,
+// dead-letters and the like. It is bounded in every wait: connecting by connectTimeout, statements
+// by ten seconds, and each answer by answerTimeout. It is never repaired. Not safe for concurrent use.
+type operator struct {
+	*sql.Conn
+	db      *sql.DB
+	command string
+	table   uint32 // oid of outbox_events
+	schema  string // of outbox_events
+	user    string // of the database
+}
+
+// openOperator connects and finds the outbox. The caller closes the session. command is how the
+// command is typed, like "dead-letters retry": the session has it in its application_name.
+func openOperator(ctx context.Context, cfg Config, command string) (*operator, error) {
+	o, err := connectOperator(ctx, cfg, command)
+	if err != nil {
+		return nil, err
+	}
+	if err := o.find(ctx); err != nil {
+		o.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+// connectOperator connects and asks nothing yet.
+func connectOperator(ctx context.Context, cfg Config, command string) (*operator, error) {
+	dsn, err := cfg.databaseDSN()
+	if err != nil {
+		return nil, err
+	}
+	pc, err := pq.NewConfig(dsn)
+	if err != nil {
+		return nil, fmt.Errorf("DATABASE_URL: %s", scrubPQ(err))
+	}
+	if pc.ApplicationName == applicationName { // not one of the user's
+		pc.ApplicationName += " " + command
+	}
+	if pc.Runtime == nil {
+		pc.Runtime = make(map[string]string)
+	}
+	maps.Copy(pc.Runtime, operatorSettings)
+	connector, err := pq.NewConnectorConfig(pc)
+	if err != nil {
+		return nil, fmt.Errorf("DATABASE_URL: %s", scrubPQ(err))
+	}
+	connector.Dialer(boundedconn.Dialer{ConnectTimeout: connectTimeout, ReadTimeout: answerTimeout, WriteTimeout: connectTimeout})
+	o := &operator{db: sql.OpenDB(connector), command: command}
+	if o.Conn, err = o.db.Conn(ctx); err != nil {
+		_ = o.db.Close()
+		return nil, operatorError("connect to PostgreSQL", err)
+	}
+	return o, nil
+}
+
+// find looks for the outbox in the database.
+func (o *operator) find(ctx context.Context) error {
+	var table sql.NullInt64
+	var schema sql.NullString
+	var version int
+	var standby, state bool
+	err := o.QueryRowContext(ctx, sqlfiles.Operator("facts")).Scan(&table, &schema, &o.user, &version, &standby, &state)
+	switch {
+	case err != nil:
+		return operatorError("look for the outbox", err)
+	case version < minServerVersion:
+		return fmt.Errorf("PostgreSQL %d is too old: the relay needs 14 or later", version/10000)
+	case standby:
+		return errors.New("the server is a read-only standby: name the primary, or all hosts and target_session_attrs=read-write")
+	case !table.Valid:
+		return errors.New("table outbox_events does not exist in the search_path: run `outbox-relay migrate`")
+	case !state:
+		return errors.New("the outbox's schema is not up to date: run `outbox-relay migrate`")
+	}
+	o.table, o.schema = uint32(table.Int64), schema.String
+	return nil
+}
+
+// Close ends the session. Safe to call twice.
+func (o *operator) Close() {
+	// Raw with ErrBadConn closes the connection; Conn.Close would wait for a statement in progress.
+	_ = o.Raw(func(any) error { return driver.ErrBadConn })
+	_ = o.db.Close()
+}
+
+// operatorError says what a person can do about an error of the database. Neither the server's errors
+// nor those of the network hold a password.
+func operatorError(doing string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case pq.As(err, pqerror.UndefinedTable, pqerror.UndefinedColumn, pqerror.UndefinedFunction) != nil:
+		return fmt.Errorf("%s: the outbox's schema is not up to date: run `outbox-relay migrate`: %w", doing, err)
+	case pq.As(err, pqerror.InsufficientPrivilege) != nil:
+		return fmt.Errorf("%s: the database role lacks a right, sql/roles.sql lists them: %w", doing, err)
+	case pq.As(err, pqerror.ReadOnlySQLTransaction) != nil:
+		return fmt.Errorf("%s: the database is read-only: %w", doing, err)
+	case pq.As(err, pqerror.ProtocolViolation) != nil: // how a pooler refuses our settings
+		return fmt.Errorf("%s: is this a pooler? connect to the server itself: %w", doing, err)
+	case pq.As(err, pqerror.QueryCanceled) != nil:
+		return fmt.Errorf("%s: gave up after %s: %w", doing, operatorSettings["statement_timeout"], err)
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}
+
+// audit writes down a change of state: who did what, and to how many. It is a log line like the
+// relay's own, and is written whatever LOG_LEVEL says.
+func (o *operator) audit(std stdio, cfg Config, what string, args ...any) {
+	log, err := newLogger(std.err, slog.LevelInfo.String(), cfg.LogFormat)
+	if err != nil {
+		return // LOG_FORMAT was checked
+	}
+	log.Info(what, append([]any{"command", o.command, "schema", o.schema, "by", o.who()}, args...)...)
+}
+
+// who names the person as far as it can be known.
+func (o *operator) who() string {
+	host, _ := os.Hostname()
+	name := fmt.Sprint("uid ", os.Getuid())
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	return fmt.Sprintf("%s@%s, database user %s", name, host, o.user)
+}

@@ -1,0 +1,8 @@
+-- What the commands for people ask and do, each in a section of its own.
+
+-- section: facts
+-- Which outbox is this, and who asks?
+SELECT to_regclass('outbox_events')::oid::bigint,
+       (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_events')),
+       session_user, current_setting('server_version_num')::int,
+       pg_is_in_recovery(), to_regclass('outbox_relay_state') IS NOT NULL;
