@@ -36,6 +36,14 @@ chaos: ## break servers, links and relays at random for CHAOS_MINUTES=30; CHAOS_
 	export CHAOS_MINUTES='$(CHAOS_MINUTES)' CHAOS_SEED='$(CHAOS_SEED)' && set -x && \
 	go test $(RACE) -v -count 1 -timeout 0 -run '^TestChaos$$' ./test/chaos
 
+# Flags of make bench; BENCH_FLAGS=-h lists them.
+BENCH_FLAGS ?=
+
+.PHONY: bench
+bench: ## measure the relay beside its baselines, with servers as in make test; BENCH_FLAGS='-only drain -runs 5'
+	@images=$$(test/images/provide postgres rabbitmq) && export $$images && set -x && cd test/bench && \
+	CGO_ENABLED=0 go test -count=1 -timeout 0 -run '^TestBench$$' -args -full $(BENCH_FLAGS)
+
 .PHONY: lint
 lint: ## run golangci-lint
 	go run $(GOLANGCI_LINT) run ./...
