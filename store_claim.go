@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -61,79 +63,78 @@ func (s *WorkingSession) commit() error {
 	return nil
 }
 
-func (s *WorkingSession) queryClaim(stmt *sql.Stmt, q ClaimQuery) (Claim, error) {
-	sent := time.Now()
-	args := []any{q.Mark, q.Limit, q.Bytes, s.st.cfg.AMQPMaxMessageBytes, uuidArray(q.InHand)}
+func (s *WorkingSession) queryClaim(stmt driver.Stmt, q ClaimQuery) (Claim, error) {
+	args := []driver.Value{q.Mark, int64(q.Limit), q.Bytes, s.st.cfg.AMQPMaxMessageBytes, uuidArray(q.InHand)}
 	if s.ordered() {
 		args = append(args, s.st.cfg.OnDeadLetter == onDeadLetterHold)
 	}
-	rows, err := stmt.QueryContext(context.Background(), args...)
-	if err != nil {
-		return Claim{}, err
-	}
-	defer rows.Close()
-
 	var c Claim
-	var highest, lastFresh int64
-	var retries, fresh, found int
-	for rows.Next() {
-		var r claimRow
-		if err := rows.Scan(&r.kind, &r.n, &r.retry, &r.id, &r.seq, &r.aggregateType, &r.aggregateID, &r.eventType,
-			&r.body, &r.bytes, &r.oversized, &r.headers, &r.attempts, &r.createdUS, &r.isolate,
-			&r.retries, &r.fresh, &r.retryMS, &r.xmin, &r.xmax); err != nil {
-			return Claim{}, err
+	var facts claimFacts
+	var lastFresh int64
+	err := s.query(stmt, args, func(row []driver.Value) error {
+		if text, ok := row[0].(string); ok {
+			return json.Unmarshal([]byte(text), &facts)
 		}
-		if r.kind == 0 {
-			highest, retries, fresh = r.seq.Int64, int(r.retries.Int64), int(r.fresh.Int64)
-			c.NextRetry = time.Duration(max(r.retryMS.Int64, 1)) * time.Millisecond
-			if !r.retryMS.Valid {
-				c.NextRetry = 0
-			}
-			c.Xmin, c.Xmax = r.xmin.Int64, r.xmax.Int64
-			continue
-		}
-		e := r.event(s.contentType)
+		e := eventOf(row, s.contentType)
 		if !e.Retried {
 			lastFresh = e.Seq
 		}
 		c.Events = append(c.Events, e)
-		found++
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	})
+	if err != nil {
 		return Claim{}, err
 	}
-	s.answered(sent)
-	c.Cut = found < min(retries+fresh, q.Limit)
-	c.More = c.Cut || fresh == q.Limit || retries == (q.Limit+1)/2 || found < retries+fresh
-	c.Seen = highest
+	found := len(c.Events)
+	c.Cut = found < min(facts.Retries+facts.Fresh, q.Limit)
+	c.More = c.Cut || facts.Fresh == q.Limit || facts.Retries == (q.Limit+1)/2 || found < facts.Retries+facts.Fresh
+	c.Seen = facts.Highest
 	if c.More { // rows of one seq, that is of seq 0, may have been cut apart
 		c.Seen = max(lastFresh, 0)
+	}
+	c.Xmin, c.Xmax = facts.Xmin, facts.Xmax
+	if facts.RetryMS != nil {
+		c.NextRetry = time.Duration(max(*facts.RetryMS, 1)) * time.Millisecond
 	}
 	return c, nil
 }
 
-// claimRow is a row of claim.sql.
-type claimRow struct {
-	kind, n                             int
-	retry, oversized, isolate           sql.NullBool
-	id, aggregateType, aggregateID      sql.NullString
-	eventType                           sql.NullString
-	seq, bytes, attempts, createdUS     sql.NullInt64
-	body, headers                       []byte
-	retries, fresh, retryMS, xmin, xmax sql.NullInt64
+// claimFacts is what the first row of claim.sql says.
+type claimFacts struct {
+	Highest        int64
+	Retries, Fresh int    // rows found, before the bound in bytes
+	RetryMS        *int64 `json:"retry_ms"`
+	Xmin, Xmax     int64
 }
 
-func (r *claimRow) event(contentType string) *Event {
-	e := &Event{
-		ID: r.id.String, Seq: r.seq.Int64,
-		AggregateType: r.aggregateType.String, AggregateID: r.aggregateID.String, EventType: r.eventType.String,
-		Payload: r.body, PayloadBytes: int(r.bytes.Int64), Oversized: r.oversized.Bool,
-		ContentType: contentType, Headers: r.headers, Attempts: int(r.attempts.Int64),
-		Isolate: r.isolate.Bool, Retried: r.retry.Bool,
+// eventOf reads one of the other rows of claim.sql, behind its first column.
+func eventOf(row []driver.Value, contentType string) *Event {
+	e := &Event{ContentType: contentType}
+	e.ID, _ = row[1].(string)
+	e.Seq, _ = row[2].(int64)
+	e.AggregateType, _ = row[3].(string)
+	e.AggregateID, _ = row[4].(string)
+	e.EventType, _ = row[5].(string)
+	switch body := row[6].(type) {
+	case string:
+		e.Payload = []byte(body)
+	case []byte:
+		e.Payload = body
 	}
-	if r.createdUS.Valid {
-		e.CreatedAt = time.UnixMicro(r.createdUS.Int64)
+	e.PayloadBytes = len(e.Payload)
+	if bytes, ok := row[7].(int64); ok {
+		e.Oversized, e.PayloadBytes = true, int(bytes)
 	}
+	if headers, ok := row[8].(string); ok {
+		e.Headers = []byte(headers)
+	}
+	attempts, _ := row[9].(int64)
+	e.Attempts = int(attempts)
+	if us, ok := row[10].(int64); ok {
+		e.CreatedAt = time.UnixMicro(us)
+	}
+	e.Retried, _ = row[11].(bool)
+	e.Isolate, _ = row[12].(bool)
 	return e
 }
 
@@ -161,16 +162,16 @@ type Settled struct {
 
 // Settle marks what became of events, in one commit.
 func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
-	changed, err := s.querySettle(s.settle, st)
+	changed, failed, err := s.querySettle(s.settle, st)
 	if s.ordered() && pq.As(err, pqerror.LockNotAvailable) != nil {
-		changed, err = s.settleUnlocked(st)
+		changed, failed, err = s.settleUnlocked(st)
 	}
 	if err == nil && s.inTx {
 		err = s.commit()
 	}
-	done := Settled{Changed: len(changed)}
-	if err == nil && len(changed) < len(st.Confirmed)+len(st.Failed) {
-		done.Locked, err = s.unsettled(st, changed)
+	done := Settled{Changed: changed}
+	if err == nil && changed < len(st.Confirmed)+len(st.Failed) {
+		done.Locked, err = s.unsettled(st, failed)
 	}
 	if err != nil {
 		return Settled{}, fmt.Errorf("settle: %w", err)
@@ -179,16 +180,17 @@ func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
 }
 
 // settleUnlocked is for when a row is locked: rare enough not to keep the statement.
-func (s *WorkingSession) settleUnlocked(st Settlement) (changed []string, err error) {
+func (s *WorkingSession) settleUnlocked(st Settlement) (changed int, failed []string, err error) {
 	stmt, err := s.prepare(sqlfiles.Settle(s.st.cfg.Retention == retentionImmediate, true))
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
-	defer func() { _ = stmt.Close() }()
+	defer func() { _ = s.conn.Raw(func(any) error { return stmt.Close() }) }()
 	return s.querySettle(stmt, st)
 }
 
-func (s *WorkingSession) querySettle(stmt *sql.Stmt, st Settlement) (changed []string, err error) {
+// querySettle returns how many rows were changed, and which of the failed ones are among them.
+func (s *WorkingSession) querySettle(stmt driver.Stmt, st Settlement) (changed int, failed []string, err error) {
 	confirmed := make([]string, len(st.Confirmed))
 	for i, e := range st.Confirmed {
 		confirmed[i] = e.ID
@@ -203,21 +205,24 @@ func (s *WorkingSession) querySettle(stmt *sql.Stmt, st Settlement) (changed []s
 		retries[i] = f.Retry.Milliseconds()
 		dead[i] = sql.NullInt64{Int64: f.DeadAfter.Milliseconds(), Valid: f.Dead}
 	}
-	sent := time.Now()
-	rows, err := stmt.QueryContext(context.Background(), uuidArray(confirmed), uuidArray(ids), intArray(claimed),
-		intArray(attempts), intArray(retries), pq.Array(dead), pq.Array(reasons))
-	if err != nil {
-		return nil, err
+	args := []driver.Value{uuidArray(confirmed), uuidArray(ids), intArray(claimed), intArray(attempts), intArray(retries), nil, nil}
+	if args[5], err = pq.Array(dead).Value(); err != nil {
+		return 0, nil, err
 	}
-	changed, err = collectStrings(rows)
-	if err == nil {
-		s.answered(sent)
+	if args[6], err = pq.Array(reasons).Value(); err != nil {
+		return 0, nil, err
 	}
-	return changed, err
+	err = s.query(stmt, args, func(row []driver.Value) error {
+		n, _ := row[0].(int64)
+		changed += int(n)
+		return (*pq.StringArray)(&failed).Scan(row[1])
+	})
+	return changed + len(failed), failed, err
 }
 
-// unsettled tells rows that are locked from those that somebody else has dealt with.
-func (s *WorkingSession) unsettled(st Settlement, changed []string) (locked []string, err error) {
+// unsettled tells rows that are locked from those that somebody else has dealt with. failed are the
+// failed ones that were changed.
+func (s *WorkingSession) unsettled(st Settlement, failed []string) (locked []string, err error) {
 	attempts := make(map[string]int) // as they must be for the row to be ours to mark
 	for _, e := range st.Confirmed {
 		attempts[e.ID] = -1 // any
@@ -225,7 +230,7 @@ func (s *WorkingSession) unsettled(st Settlement, changed []string) (locked []st
 	for _, f := range st.Failed {
 		attempts[f.Event.ID] = f.Event.Attempts
 	}
-	for _, id := range changed {
+	for _, id := range failed {
 		delete(attempts, id)
 	}
 	left := make([]string, 0, len(attempts))
@@ -249,19 +254,6 @@ func (s *WorkingSession) unsettled(st Settlement, changed []string) (locked []st
 	}
 	slices.Sort(locked)
 	return locked, rows.Err()
-}
-
-func collectStrings(rows *sql.Rows) ([]string, error) {
-	defer rows.Close()
-	var all []string
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			return nil, err
-		}
-		all = append(all, s)
-	}
-	return all, rows.Err()
 }
 
 // maxReasonBytes bounds last_error.

@@ -14,7 +14,7 @@ func (s *WorkingSession) Suspect(q ClaimQuery, noted map[string]bool) (e *Event,
 	if err != nil {
 		return nil, 0, err
 	}
-	defer func() { _ = stmt.Close() }()
+	defer func() { _ = s.conn.Raw(func(any) error { return stmt.Close() }) }()
 	q.Limit = 1
 	c, err := s.queryClaim(stmt, q)
 	if err != nil {

@@ -1,6 +1,7 @@
 -- claim: the events to publish next, in order, bounded in rows and in bytes, with what the relay
 -- must know to claim again: whether there is more, how far the outbox was seen, when the next
--- retry is due. One row of kind 0 with these facts, then one of kind 1 an event.
+-- retry is due. First a row with these facts as JSON and nothing else, then one for each event.
+-- Columns that rarely say anything are NULL then.
 --
 --   $1  low-water mark: fresh rows with a seq up to it are known to be dealt with   bigint
 --   $2  rows at most                                                                int
@@ -17,19 +18,27 @@
 -- aggregate has failed and is not processed, due or not. Once that one is confirmed (or dead
 -- and not holding) the caller moves the mark back below it.
 --
--- Blind, it returns neither payload nor headers. The payload is taken in the form in which its bytes go out: as text, or bytea as it is.
-WITH retries AS MATERIALIZED (
+-- Ids in hand are a sub-select, and earlier failures a scalar one, because the planner makes a hash
+-- table of the first and an index scan of the second whatever it believes about the table. As
+-- <> ALL and NOT EXISTS they become a scan of the array, and of all failed events, for each row.
+--
+-- Blind, it returns neither payload nor headers. The payload is taken in the form in which its
+-- bytes go out: as text, or bytea as it is.
+WITH {{if .Ordered}}blocking AS MATERIALIZED (
+    SELECT EXISTS (SELECT FROM outbox_events
+                   WHERE processed_at IS NULL AND (retry_after IS NOT NULL OR dead_at IS NOT NULL)) AS "any"
+), {{end}}retries AS MATERIALIZED (
     SELECT e.id, e.seq, e.created_at, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
            e.headers, e.attempts, e.last_error
     FROM outbox_events e
     WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after <= now()
-      AND e.id <> ALL ($5::uuid[])
-{{if .Ordered}}      AND NOT EXISTS (
-          SELECT FROM outbox_events b
-          WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
-            AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
-            AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
-            AND (b.dead_at IS NULL OR $6))
+      AND e.id NOT IN (SELECT unnest($5::uuid[]))
+{{if .Ordered}}      AND (SELECT true FROM outbox_events b
+           WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
+             AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
+             AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
+             AND (b.dead_at IS NULL OR $6)
+           LIMIT 1) IS NULL
 {{end}}    ORDER BY e.retry_after
     LIMIT ($2::int + 1) / 2 -- a crowd of failing events leaves room for fresh ones
 {{if not .Ordered}}    FOR UPDATE OF e SKIP LOCKED
@@ -39,13 +48,14 @@ WITH retries AS MATERIALIZED (
     FROM outbox_events e
     WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after IS NULL
       AND e.seq > $1::bigint
-      AND e.id <> ALL ($5::uuid[])
-{{if .Ordered}}      AND NOT EXISTS (
-          SELECT FROM outbox_events b
-          WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
-            AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
-            AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
-            AND (b.dead_at IS NULL OR $6))
+      AND e.id NOT IN (SELECT unnest($5::uuid[]))
+{{if .Ordered}}      AND (NOT (SELECT "any" FROM blocking) OR
+           (SELECT true FROM outbox_events b
+           WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
+             AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
+             AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
+             AND (b.dead_at IS NULL OR $6)
+           LIMIT 1) IS NULL)
 {{end}}    ORDER BY e.seq, e.created_at, e.id
     LIMIT $2::int
 {{if not .Ordered}}    FOR UPDATE OF e SKIP LOCKED
@@ -69,23 +79,22 @@ WITH retries AS MATERIALIZED (
                + coalesce(octet_length(headers), 0)) OVER (ORDER BY n ROWS UNBOUNDED PRECEDING) AS total
     FROM loaded
 )
-SELECT 0 AS kind, 0::bigint AS n, NULL::boolean AS retry, NULL::text AS id,
-       (SELECT max(seq) FROM outbox_events
-        WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL AND seq > $1::bigint) AS seq,
-       NULL::text AS aggregate_type, NULL::text AS aggregate_id, NULL::text AS event_type,
-       NULL::{{.PayloadType}} AS body, NULL::int AS bytes, NULL::boolean AS oversized, NULL::text AS headers,
-       NULL::int AS attempts, NULL::bigint AS created_us, NULL::boolean AS isolate,
-       (SELECT count(*) FROM retries) AS retries,
-       (SELECT count(*) FROM fresh) AS fresh,
-       (SELECT (extract(epoch FROM min(retry_after) - clock_timestamp()) * 1000)::bigint FROM outbox_events
-        WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL AND retry_after > now()) AS retry_ms,
-       pg_snapshot_xmin(pg_current_snapshot())::text::bigint AS xmin,
-       pg_snapshot_xmax(pg_current_snapshot())::text::bigint AS xmax
+SELECT json_build_object(
+           'highest', (SELECT max(seq) FROM outbox_events
+                       WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL AND seq > $1::bigint),
+           'retries', (SELECT count(*) FROM retries),
+           'fresh', (SELECT count(*) FROM fresh),
+           'retry_ms', (SELECT (extract(epoch FROM min(retry_after) - clock_timestamp()) * 1000)::bigint FROM outbox_events
+                        WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL AND retry_after > now()),
+           'xmin', pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           'xmax', pg_snapshot_xmax(pg_current_snapshot())::text::bigint)::text AS facts,
+       NULL::text AS id, NULL::bigint AS seq, NULL::text AS aggregate_type, NULL::text AS aggregate_id,
+       NULL::text AS event_type, NULL::{{.PayloadType}} AS body, NULL::bigint AS oversized_bytes, NULL::text AS headers,
+       NULL::int AS attempts, NULL::bigint AS created_us, NULL::boolean AS retry, NULL::boolean AS isolate
 UNION ALL
-SELECT 1, n, retry, id::text, seq, aggregate_type, aggregate_id, event_type,
-       CASE WHEN oversized THEN NULL ELSE body END, bytes, coalesce(oversized, false), headers, attempts,
+SELECT NULL, id::text, seq, aggregate_type, aggregate_id, event_type,
+       CASE WHEN oversized THEN NULL ELSE body END, CASE WHEN oversized THEN bytes END, headers, attempts,
        CASE WHEN isfinite(created_at) THEN (extract(epoch FROM created_at) * 1000000)::bigint END,
-       coalesce(starts_with(last_error, 'rejected: the broker closed the channel'), false),
-       NULL, NULL, NULL, NULL, NULL
+       NULLIF(retry, false), NULLIF(starts_with(last_error, 'rejected: the broker closed the channel'), false)
 FROM measured
 WHERE n = 1 OR total <= $3::bigint

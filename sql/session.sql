@@ -19,6 +19,7 @@ SET enable_seqscan = off;
 SET enable_bitmapscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
+SET enable_sort = off; -- where an index has the order; elsewhere rows are sorted all the same
 SET max_parallel_workers_per_gather = 0;
 SET jit = off;
 SET work_mem = '32MB';

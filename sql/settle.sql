@@ -1,4 +1,5 @@
--- settle: marks what became of events, in one commit. Returns the ids it changed.{{if .Remove}} Confirmed
+-- settle: marks what became of events, in one commit. Returns how many confirmed
+-- events it marked, and the ids of the failed ones it changed.{{if .Remove}} Confirmed
 -- events are deleted instead of marked.{{end}}
 --
 --   $1  confirmed                                              uuid[]
@@ -18,7 +19,7 @@ WITH confirmed AS (
               SELECT id FROM outbox_events WHERE id = ANY ($1::uuid[]) AND processed_at IS NULL
               FOR UPDATE SKIP LOCKED){{else}}$1::uuid[]{{end}})
       AND processed_at IS NULL
-    RETURNING id
+    RETURNING 1
 ), failures AS MATERIALIZED (
     SELECT f.* FROM unnest($2::uuid[], $3::int[], $4::int[], $5::bigint[], $6::bigint[], $7::text[])
         AS f (id, claimed, attempts, retry_ms, dead_ms, reason)
@@ -36,4 +37,4 @@ WITH confirmed AS (
     WHERE e.id = f.id AND e.processed_at IS NULL AND e.dead_at IS NULL AND e.attempts = f.claimed
     RETURNING e.id
 )
-SELECT id::text FROM confirmed UNION ALL SELECT id::text FROM failed
+SELECT (SELECT count(*) FROM confirmed), ARRAY(SELECT id::text FROM failed)
