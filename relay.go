@@ -67,6 +67,8 @@ type Session interface {
 	TryDoorbell() (bool, error)
 	ReleaseDoorbell() error
 	Beat() (paused bool, err error)
+	Show(flag Flag, up bool) error
+	NoteError(text string) error
 	Probe(channel string) error
 	ClockAhead() time.Duration
 	End() error
@@ -129,6 +131,10 @@ type Relay struct {
 	deadline   time.Time // of the shutdown; zero while running
 	probed     time.Time // when LISTEN was last put to the proof
 	listenSick bool
+	listens    bool          // the last proof of LISTEN succeeded
+	shown      map[Flag]bool // the flags that are up
+	trouble    string        // as last written down
+	lost       string        // why the last session ended, to be written down
 }
 
 // held is an event in hand.
@@ -203,6 +209,7 @@ func (r *Relay) Run(ctx context.Context) error {
 		r.health.Set(checkPostgres, err)
 		r.metrics.ConnectionFailures[PeerPostgres].Inc()
 		failures.Failed(err)
+		r.lost = checkPostgres + ": " + err.Error()
 		if time.Since(began) > 10*restartMax {
 			pause.Reset()
 		}
@@ -237,7 +244,7 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	if err != nil {
 		return err
 	}
-	r.session = session
+	r.session, r.shown = session, make(map[Flag]bool)
 	defer session.Discard()
 	set01(r.metrics.Connected[PeerPostgres], true)
 	if r.connected {
@@ -246,6 +253,9 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	r.connected = true
 	r.health.Set(checkPostgres, nil)
 	onWorking()
+	if err := r.showFlags(); err != nil {
+		return err
+	}
 	if led, err := r.lead(ctx); !led {
 		return err
 	}
@@ -286,6 +296,9 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 			}
 		}
 		r.publisherNews() // the link's state, for readiness
+		if err := r.showFlags(); err != nil {
+			return false, err
+		}
 		sleep(ctx, beatInterval)
 		if ctx.Err() != nil {
 			return false, nil
@@ -304,6 +317,9 @@ func (r *Relay) work(ctx context.Context) error {
 	r.look.begin()
 	var err error
 	if r.keeper, err = r.session.Keep(); err != nil {
+		return err
+	}
+	if err := r.obey(); err != nil { // before anything is claimed
 		return err
 	}
 	timers := newTimers(r.cfg.FallbackInterval)

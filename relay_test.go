@@ -33,6 +33,8 @@ type fakeSession struct {
 	deaths    int            // of leaders before
 	suspicion map[string]int // deaths with this event in hand
 	noted     []string
+	flags     map[Flag]bool
+	errors    []string // written down
 	baton     *baton
 }
 
@@ -62,6 +64,18 @@ func (s *fakeSession) Keep() (bool, error)     { return true, nil }
 func (s *fakeSession) Beat() (bool, error) {
 	err := s.fail("beat")
 	return s.paused, err
+}
+func (s *fakeSession) Show(f Flag, up bool) error {
+	if s.flags[f] == up {
+		return fmt.Errorf("flag %d is %v already", f, up)
+	}
+	s.flags[f] = up
+	return s.fail("show")
+}
+
+func (s *fakeSession) NoteError(text string) error {
+	s.errors = append(s.errors, text)
+	return s.fail("note error")
 }
 func (s *fakeSession) Probe(string) error        { return nil }
 func (s *fakeSession) ClockAhead() time.Duration { return 0 }
@@ -187,6 +201,7 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 		cfg: testConfig(), name: "test", ears: fakeEars{}, publisher: r.publisher,
 		connect: func(context.Context) (Session, error) {
 			r.publisher.baton.pass()
+			r.session.flags = make(map[Flag]bool) // those of the session before ended with it
 			return r.session, nil
 		},
 		health: newHealth(checkPostgres, checkRabbitMQ, checkRelay), metrics: newMetrics(prometheus.NewRegistry()),
@@ -479,9 +494,14 @@ func TestOneDeathMakesNobodySuspicious(t *testing.T) {
 
 func TestPausedRelayClaimsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, func(r *rig) { r.session.paused = true })
+		r := newRig(t, func(r *rig) {
+			r.session.paused = true
+			r.session.pending = eventsUpTo(5)
+		})
 		r.step(2 * time.Second)
-		r.session.pending = eventsUpTo(5)
+		if !r.session.flags[FlagPaused] {
+			t.Error("does not show that it obeys")
+		}
 		r.notified.Ring()
 		r.step(10 * time.Second)
 		if len(r.publisher.got) != 0 {
@@ -491,9 +511,10 @@ func TestPausedRelayClaimsNothing(t *testing.T) {
 			t.Error("ready while paused")
 		}
 		r.session.paused = false
-		r.step(2 * time.Second)
-		if len(r.session.pending) != 0 {
-			t.Error("did not go on after the pause")
+		r.notified.Ring()
+		r.step(0)
+		if len(r.session.pending) != 0 || r.session.flags[FlagPaused] {
+			t.Error("did not go on when the pause ended and the bell rang")
 		}
 		r.stop()
 		r.step(0)

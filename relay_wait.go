@@ -35,6 +35,9 @@ func (r *Relay) wait(ctx context.Context, t *timers) error {
 	case <-r.news:
 	case <-r.notified:
 		r.wake(CauseNotify)
+		if r.paused { // whoever resumes notifies
+			return r.obey()
+		}
 	case <-r.reconnected:
 		r.wake(CauseReconnect)
 		r.look.begin()
@@ -77,11 +80,11 @@ func (r *Relay) beat() error {
 			return err
 		}
 	}
-	paused, err := r.session.Beat()
-	if err != nil {
+	if err := r.obey(); err != nil {
 		return err
 	}
 	if !r.keeper {
+		var err error
 		if r.keeper, err = r.session.Keep(); err != nil {
 			return err
 		}
@@ -95,25 +98,41 @@ func (r *Relay) beat() error {
 		r.due = true
 		r.look.begin()
 	}
-	if paused != r.paused {
-		r.paused = paused
-		set01(r.metrics.Paused, paused)
-		r.log.Info("paused by an operator", "paused", paused)
-		if !paused {
-			r.wake(CauseStart)
-			r.look.begin()
-		}
+	if err := r.proveListen(); err != nil {
+		return err
 	}
-	r.reportPause()
-	return r.proveListen()
+	if err := r.showFlags(); err != nil {
+		return err
+	}
+	return r.noteTrouble()
 }
 
-func (r *Relay) reportPause() {
-	if r.paused {
+// obey asks whether the outbox is paused. Paused, nothing is claimed, what was not written comes
+// back, and what was is waited for.
+func (r *Relay) obey() error {
+	paused, err := r.session.Beat()
+	if err != nil {
+		return err
+	}
+	if paused {
 		r.health.Set(checkRelay, errPaused)
 	} else {
 		r.health.Set(checkRelay, nil)
 	}
+	if paused == r.paused {
+		return nil
+	}
+	r.paused = paused
+	set01(r.metrics.Paused, paused)
+	if paused {
+		r.log.Info("paused by an operator")
+		r.publisher.Recall()
+	} else {
+		r.log.Info("resumed by an operator")
+		r.wake(CauseStart)
+		r.look.begin()
+	}
+	return r.showFlags()
 }
 
 // proveListen notifies our own channel now and then: LISTEN succeeds behind a transaction
@@ -131,7 +150,7 @@ func (r *Relay) proveListen() error {
 		} else if !sick && r.listenSick {
 			r.log.Info("notifications arrive again")
 		}
-		r.listenSick = sick
+		r.listenSick, r.listens = sick, !sick
 		set01(r.metrics.ListenHealthy, !sick)
 	}
 	return nil

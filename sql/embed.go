@@ -28,6 +28,14 @@ const (
 	MigrateLockClass   int32 = 0x6f6d6967 // 1869441383, 'omig': one migrate a schema at a time
 )
 
+// Classes of flags: locks that relays hold shared to show a condition, and that nobody waits for.
+const (
+	RelayFlagClass  int32 = 0x6f726c79 // 1869769849, 'orly': this session is a relay's
+	PausedFlagClass int32 = 0x6f706175 // 1869635957, 'opau': it obeys the pause
+	ListenFlagClass int32 = 0x6f6c7374 // 1869378420, 'olst': notifications reach it
+	BrokerFlagClass int32 = 0x6f62726b // 1868722795, 'obrk': the broker takes its messages
+)
+
 // LockKey is the second key of a lock on the object with this oid. It keeps the bits, as
 // PostgreSQL's cast of oid to integer does, so oids over 2^31 become negative. pg_locks shows both
 // keys as oids again.

@@ -20,7 +20,8 @@ func TestSchemaHasTheConstantsOfThisPackage(t *testing.T) {
 }
 
 func TestLockClassesDiffer(t *testing.T) {
-	classes := []int32{DoorbellLockClass, WorkLockClass, KeeperLockClass, RetentionLockClass, MigrateLockClass}
+	classes := []int32{DoorbellLockClass, WorkLockClass, KeeperLockClass, RetentionLockClass, MigrateLockClass,
+		RelayFlagClass, PausedFlagClass, ListenFlagClass, BrokerFlagClass}
 	slices.Sort(classes)
 	if len(slices.Compact(slices.Clone(classes))) != len(classes) {
 		t.Error("two locks have the same class")

@@ -61,6 +61,15 @@ SELECT pg_try_advisory_lock({{.Class}}, {{.Key}});
 -- section: doorbell release
 SELECT pg_advisory_unlock({{.Class}}, {{.Key}});
 
+-- section: flag up
+SELECT pg_try_advisory_lock_shared({{.Class}}, {{.Key}});
+
+-- section: flag down
+SELECT pg_advisory_unlock_shared({{.Class}}, {{.Key}});
+
+-- section: note error
+UPDATE outbox_relay_state SET last_error = $1, last_error_at = clock_timestamp();
+
 -- section: beat
 SELECT coalesce((SELECT paused_at IS NOT NULL FROM outbox_relay_state), false),
        coalesce(to_regclass('outbox_events')::oid::bigint, 0);
