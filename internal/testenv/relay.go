@@ -45,9 +45,13 @@ var binary = sync.OnceValues(func() (string, error) {
 	return filepath.Join(dir, "outbox-relay"), nil
 })
 
-// Binary returns the path of the relay, built from this checkout once for a run of the package.
+// Binary returns the path of the relay: RELAY_BINARY, or one built from this checkout once for a run of
+// the package.
 func Binary(t testing.TB) string {
 	t.Helper()
+	if path := os.Getenv("RELAY_BINARY"); path != "" {
+		return path
+	}
 	path, err := binary()
 	if err != nil {
 		t.Fatal(err)

@@ -13,6 +13,7 @@
 //	POSTGRES_IMAGE        image of the container; default is what test/images/provide finds
 //	RABBITMQ_IMAGE        likewise
 //	TEST_RUN_ID           value of the label outbox-relay.test of all containers; default is the process id
+//	RELAY_BINARY          the relay to run; default is built from this checkout
 //	RELAY_IMAGE           image for [RunImage]; default is built from this checkout
 //
 // Without a server and without Docker the tests fail and say what to set; with -short those that

@@ -24,13 +24,17 @@ type consumer struct {
 	last       atomic.Int64 // when the last one came
 }
 
-// consume receives the events numbered 0 to events-1; event n is of aggregate n % aggregates.
-func consume(t *testing.T, o outbox, events, aggregates int) *consumer {
+// consume receives the events of a batch; of others it only counts the messages.
+func consume(t *testing.T, o outbox, b batch) *consumer {
 	t.Helper()
-	c := &consumer{at: make([]atomic.Int64, events), aggregates: aggregates, newest: make([]int, aggregates)}
+	c := &consumer{at: make([]atomic.Int64, b.events), aggregates: b.aggregates, newest: make([]int, b.aggregates)}
 	ch := channel(t, dial(t, o.amqpURL))
 	queue := fmt.Sprintf("bench_%08x", rand.Uint32())
-	if _, err := ch.QueueDeclare(queue, true, false, false, false, nil); err != nil {
+	args := amqp.Table{}
+	if b.queueType != "" {
+		args[amqp.QueueTypeArg] = b.queueType
+	}
+	if _, err := ch.QueueDeclare(queue, true, false, false, false, args); err != nil {
 		t.Fatal(err)
 	}
 	if err := ch.QueueBind(queue, "#", exchange, false, nil); err != nil {

@@ -9,6 +9,7 @@ package bench
 import (
 	"flag"
 	"fmt"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -33,7 +34,9 @@ var (
 	aggregates = flag.Int("aggregates", 1000, "aggregates that events are spread over")
 	drain      = flag.Int("drain", 60_000, "events to drain")
 	memory     = flag.Int("memory", 200_000, "events to drain for the relay's memory")
-	settings   list
+	rows       = flag.Int("rows", 5_000_000, "processed rows of a big table")
+	against    = flag.String("against", "", "another build of the relay, to compare with")
+	settings   list // of the relay
 )
 
 func init() {
@@ -57,7 +60,7 @@ func (l *list) Set(s string) error {
 func TestBench(t *testing.T) {
 	testenv.Short(t)
 	if !*full {
-		*runs, *seconds, *rates, *drain, *memory = 1, 1, "100", 2000, 2000
+		*runs, *seconds, *rates, *drain, *memory, *rows = 1, 1, "100", 2000, 2000, 10_000
 	}
 	pattern, err := regexp.Compile(*only)
 	if err != nil {
@@ -85,64 +88,11 @@ func TestBench(t *testing.T) {
 	r := newRecorder(t, *out)
 	r.run(t, chosen, *runs)
 	fmt.Println()
-	r.print(t, rows(each))
+	if err := r.table(os.Stdout, chosen); err != nil {
+		t.Fatal(err)
+	}
+	r.plot(os.Stdout, chosen)
 	fmt.Printf("\nload average now %s\n", loadAverage())
-}
-
-// scenarios returns all that can be measured. Those that take long are optional: only -only runs them.
-func scenarios(srv *servers, rates []int) []scenario {
-	var all []scenario
-	for _, rate := range rates {
-		s := scenario{name: fmt.Sprintf("delay %d/s", rate), variants: []variant{
-			{"relay", delay(rate, startRelay())},
-			{"floor", delay(rate, startFloor)},
-		}}
-		if rate <= 200 { // it keeps up with no more
-			s.variants = append(s.variants, variant{"plain", delay(rate, startPlain)})
-		}
-		all = append(all, s)
-	}
-	return append(all,
-		scenario{name: "drain", variants: []variant{
-			{"relay", backlog(*drain, startRelay())},
-			{"ceiling", ceiling(*drain)},
-			{"plain", backlog(min(*drain, 2000), startPlain)},
-		}},
-		scenario{name: "writers", variants: []variant{
-			{"no trigger", srv.write(noTrigger, nil)},
-			{"doorbell", srv.write("", nil)},
-			{"relay, no trigger", srv.write(noTrigger, startRelay("FALLBACK_INTERVAL=100ms"))},
-			{"relay, doorbell", srv.write("", startRelay())},
-			{"relay, always notify", srv.write(alwaysNotify, startRelay())},
-		}},
-		scenario{name: "memory", once: true, variants: []variant{{"relay", backlog(*memory, startRelay())}}},
-	)
-}
-
-// rows returns what the table shows, with the goals of the project.
-func rows(rates []int) []row {
-	var all []row
-	for _, rate := range rates {
-		s := fmt.Sprintf("delay %d/s", rate)
-		p50, p99 := goal{}, goal{}
-		if rate <= 200 {
-			p50, p99 = goal{ratio: 1.6, most: true}, goal{ratio: 3, most: true}
-		}
-		all = append(all,
-			row{"commit to consumer, p50", "ms", key{s, "relay", "p50_ms"}, "floor", p50},
-			row{"commit to consumer, p99", "ms", key{s, "relay", "p99_ms"}, "floor", p99},
-			row{"the same of a plain relay, p50", "ms", key{s, "plain", "p50_ms"}, "floor", goal{}},
-			row{"the same of a plain relay, p99", "ms", key{s, "plain", "p99_ms"}, "floor", goal{}})
-	}
-	return append(all,
-		row{"drain", "events/s", key{"drain", "relay", "rate"}, "ceiling", goal{ratio: 0.95}},
-		row{"the same of a plain relay", "events/s", key{"drain", "plain", "rate"}, "ceiling", goal{}},
-		row{"CPU of the relay while draining", "us/event", key{"drain", "relay", "cpu_us"}, "", goal{value: 15, most: true}},
-		row{"resident memory while draining", "MB", key{"memory", "relay", "rss_mb"}, "", goal{value: 40 + 16.8, most: true}},
-		row{"32 writers, relay awake and idle", "tx/s", key{"writers", "doorbell", "rate"}, "no trigger", goal{ratio: 0.9}},
-		row{"32 writers, relay publishing", "tx/s", key{"writers", "relay, doorbell", "rate"}, "relay, no trigger", goal{ratio: 0.9}},
-		row{"the same, each commit notifies", "tx/s", key{"writers", "relay, always notify", "rate"}, "relay, no trigger", goal{}},
-	)
 }
 
 // epoch is what all times are measured from.

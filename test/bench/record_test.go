@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/schollz/progressbar/v3"
 )
 
 // figures are the results of one measurement, by name.
@@ -30,6 +32,7 @@ type scenario struct {
 	optional bool // only when asked for by name
 	once     bool // not repeated
 	variants []variant
+	rows     []row // of the table
 }
 
 // key names a figure.
@@ -58,39 +61,54 @@ func newRecorder(t *testing.T, path string) *recorder {
 // run measures everything, so many times.
 func (r *recorder) run(t *testing.T, scenarios []scenario, runs int) {
 	t.Helper()
-	all, done := 0, 0
-	for _, s := range scenarios {
-		n := runs
-		if s.once {
-			n = 1
-		}
-		all += n * len(s.variants)
+	type one struct {
+		scenario
+		variant
+		run int
 	}
+	var all []one
 	for run := range runs {
 		for _, s := range scenarios {
-			if s.once && run > 0 {
-				continue
-			}
 			for _, v := range s.variants {
-				var got figures
-				t.Run(fmt.Sprintf("%s, %s, %d", s.name, v.name, run+1), func(t *testing.T) {
-					got = v.measure(t)
-					if t.Failed() {
-						got = nil
-					}
-				})
-				done++
-				fmt.Printf("%3d of %d  %-12s %-22s %s\n", done, all, s.name, v.name, got)
-				r.note(t, s, v, run, got)
+				if !s.once || run == 0 {
+					all = append(all, one{s, v, run})
+				}
 			}
 		}
 	}
+	bar := newBar(len(all))
+	for i, m := range all {
+		_ = bar.Clear()
+		bar.Describe(m.scenario.name + ", " + m.variant.name)
+		var got figures
+		t.Run(fmt.Sprintf("%s, %s, %d", m.scenario.name, m.variant.name, m.run+1), func(t *testing.T) {
+			got = m.measure(t)
+			if t.Failed() {
+				got = nil
+			}
+		})
+		_ = bar.Clear()
+		fmt.Printf("%3d of %d  %-12s %-21s %s\n", i+1, len(all), m.scenario.name, m.variant.name, got)
+		_ = bar.Add(1)
+		r.note(t, key{scenario: m.scenario.name, variant: m.variant.name}, m.run, got)
+	}
+	_ = bar.Clear()
 }
 
-func (r *recorder) note(t *testing.T, s scenario, v variant, run int, got figures) {
+// newBar makes a bar for so many measurements, which is seen on a terminal only: elsewhere the lines
+// say enough.
+func newBar(measurements int) *progressbar.ProgressBar {
+	info, err := os.Stdout.Stat()
+	return progressbar.NewOptions(measurements,
+		progressbar.OptionSetVisibility(err == nil && info.Mode()&os.ModeCharDevice != 0),
+		progressbar.OptionSetWriter(os.Stdout), progressbar.OptionShowCount(), progressbar.OptionSetWidth(30),
+		progressbar.OptionSetPredictTime(true), progressbar.OptionSetElapsedTime(true))
+}
+
+func (r *recorder) note(t *testing.T, k key, run int, got figures) {
 	t.Helper()
 	for name, value := range got {
-		k := key{s.name, v.name, name}
+		k.figure = name
 		for len(r.values[k]) < run { // void ones before it
 			r.values[k] = append(r.values[k], math.NaN())
 		}
@@ -100,7 +118,7 @@ func (r *recorder) note(t *testing.T, s scenario, v variant, run int, got figure
 		return
 	}
 	err := r.lines.Encode(map[string]any{
-		"time": time.Now().UTC().Format(time.RFC3339), "scenario": s.name, "variant": v.name, "run": run + 1,
+		"time": time.Now().UTC().Format(time.RFC3339), "scenario": k.scenario, "variant": k.variant, "run": run + 1,
 		"void": got == nil, "figures": got, "load": loadAverage(),
 	})
 	if err != nil {

@@ -4,11 +4,9 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"testing"
 	"text/tabwriter"
 )
 
@@ -19,43 +17,36 @@ type goal struct {
 	most         bool // an upper limit, not a lower
 }
 
-// row is a line of the table: a figure beside that of another variant of its scenario.
+// row is a line of the table: a figure of a variant, beside that of another.
 type row struct {
 	what, unit string
-	figure     key
-	baseline   string // variant; "" is none
+	figure     string
+	variant    string
+	baseline   string // "" is none
 	goal       goal
-}
-
-// print prints the table and the plot of what was measured.
-func (r *recorder) print(t *testing.T, rows []row) {
-	t.Helper()
-	if err := r.table(os.Stdout, rows); err != nil {
-		t.Fatal(err)
-	}
-	fmt.Println()
-	r.plot(os.Stdout, rows)
 }
 
 // table writes a line for each row that has figures. A value is the median of the runs; a ratio is the
 // median of the ratios within each run.
-func (r *recorder) table(w io.Writer, rows []row) error {
+func (r *recorder) table(w io.Writer, scenarios []scenario) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "scenario\tfigure\tvalue\tspread\tbaseline\tratio\tspread\tgoal\treached")
-	for _, row := range rows {
-		values := r.values[row.figure]
-		v := newSpread(values)
-		if v.n == 0 {
-			continue
+	for _, s := range scenarios {
+		for _, row := range s.rows {
+			values := r.values[key{s.name, row.variant, row.figure}]
+			value := newSpread(values)
+			if value.n == 0 {
+				continue
+			}
+			against, ratio := "", spread{}
+			if row.baseline != "" && row.baseline != row.variant {
+				base := r.values[key{s.name, row.baseline, row.figure}]
+				ratio = newSpread(ratios(values, base))
+				against = row.baseline + ": " + newSpread(base).middle()
+			}
+			fmt.Fprintf(tw, "%s\t%s\t%s %s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.name, row.what, value.middle(), row.unit, value,
+				against, ratio.middle(), ratio, row.goal, row.goal.reached(value, ratio))
 		}
-		against, ratio := "", spread{}
-		if row.baseline != "" {
-			base := r.values[key{row.figure.scenario, row.baseline, row.figure.figure}]
-			ratio = newSpread(ratios(values, base))
-			against = fmt.Sprintf("%s: %s", row.baseline, number3(newSpread(base).median))
-		}
-		fmt.Fprintf(tw, "%s\t%s\t%s %s\t%s\t%s\t%s\t%s\t%s\t%s\n", row.figure.scenario, row.what, number3(v.median), row.unit,
-			v, against, ratio.middle(), ratio, row.goal, row.goal.reached(v, ratio))
 	}
 	return tw.Flush()
 }
@@ -141,37 +132,27 @@ func number3(v float64) string {
 	return strconv.FormatFloat(v, 'f', digits, 64)
 }
 
-// plot draws a bar for each figure and its baseline, to the scale of the longest of the same figure of
-// a scenario.
-func (r *recorder) plot(w io.Writer, rows []row) {
+// plot draws what the table compares: a bar for each variant, to the scale of the longest.
+func (r *recorder) plot(w io.Writer, scenarios []scenario) {
 	const width = 50
-	type group struct{ scenario, figure, unit string }
-	var groups []group
-	variants := make(map[group][]string)
-	for _, row := range rows {
-		g := group{row.figure.scenario, row.figure.figure, row.unit}
-		if !slices.Contains(groups, g) {
-			groups = append(groups, g)
-		}
-		for _, v := range []string{row.figure.variant, row.baseline} {
-			if len(r.values[key{g.scenario, v, g.figure}]) > 0 && !slices.Contains(variants[g], v) {
-				variants[g] = append(variants[g], v)
+	for _, s := range scenarios {
+		var drawn []string
+		for _, row := range s.rows {
+			if row.baseline == "" || slices.Contains(drawn, row.figure) {
+				continue
 			}
-		}
-	}
-	for _, g := range groups {
-		longest := 0.0
-		for _, v := range variants[g] {
-			longest = max(longest, newSpread(r.values[key{g.scenario, v, g.figure}]).median)
-		}
-		if len(variants[g]) < 2 || longest == 0 {
-			continue
-		}
-		fmt.Fprintf(w, "%s, %s\n", g.scenario, g.figure)
-		for _, v := range variants[g] {
-			median := newSpread(r.values[key{g.scenario, v, g.figure}]).median
-			bar := strings.Repeat("#", max(1, int(math.Round(width*median/longest))))
-			fmt.Fprintf(w, "  %-22s %s %s %s\n", v, bar, number3(median), g.unit)
+			drawn = append(drawn, row.figure)
+			longest := 0.0
+			for _, v := range s.variants {
+				longest = max(longest, newSpread(r.values[key{s.name, v.name, row.figure}]).median)
+			}
+			fmt.Fprintf(w, "\n%s, %s, %s\n", s.name, row.figure, row.unit)
+			for _, v := range s.variants {
+				if value := newSpread(r.values[key{s.name, v.name, row.figure}]); value.n > 0 {
+					bar := strings.Repeat("#", max(1, int(math.Round(width*value.median/longest))))
+					fmt.Fprintf(w, "  %-21s %s %s\n", v.name, bar, value.middle())
+				}
+			}
 		}
 	}
 }

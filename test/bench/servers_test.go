@@ -105,19 +105,36 @@ type outbox struct{ dsn, amqpURL string }
 func newOutbox(t *testing.T) outbox {
 	t.Helper()
 	o := outbox{dsn: testenv.Database(t), amqpURL: testenv.Vhost(t)}
+	o.migrate(t)
+	return o
+}
+
+func (o outbox) migrate(t *testing.T) {
+	t.Helper()
 	code, stdout, stderr := testenv.Command(t, []string{"DATABASE_URL=" + o.dsn}, "migrate")
 	if code != 0 {
 		t.Fatalf("migrate: exit code %d\n%s%s", code, stdout, stderr)
 	}
-	return o
 }
 
-// settled waits until no event is pending any more.
+// settled waits until none of our events is pending any more.
 func (o outbox) settled(t *testing.T) {
 	t.Helper()
 	testenv.Eventually(t, time.Minute, "all events are marked", func() bool {
-		return !testenv.Value[bool](t, o.dsn, `SELECT EXISTS (SELECT FROM outbox_events WHERE processed_at IS NULL)`)
+		return !testenv.Value[bool](t, o.dsn, `SELECT EXISTS (SELECT FROM outbox_events
+			WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL AND aggregate_type = $1)`, aggregateType)
 	})
+}
+
+// transactions returns how many there were in the database so far. It asks from outside.
+func (o outbox) transactions(t *testing.T) float64 {
+	t.Helper()
+	u, err := url.Parse(o.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return testenv.Value[float64](t, os.Getenv("TEST_DATABASE_URL"),
+		`SELECT (xact_commit + xact_rollback)::float8 FROM pg_stat_database WHERE datname = $1`, u.Path[1:])
 }
 
 // exchange is where everything is published.

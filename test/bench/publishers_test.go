@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"net"
 	"strconv"
 	"sync"
 	"testing"
@@ -13,7 +12,6 @@ import (
 	"github.com/lib/pq"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"outbox-relay/internal/boundedconn"
 	"outbox-relay/internal/testenv"
 )
 
@@ -167,62 +165,4 @@ func forward(t *testing.T, o outbox, heard func(context.Context, string) error, 
 		}
 		wg.Wait()
 	})
-}
-
-// ceiling publishes the messages of so many events with confirms, and no database: no relay that has one
-// can be faster. It is a good publisher: messages are made before the clock starts, many share a write
-// to the socket, and the next ones go out when half of those before are confirmed.
-func ceiling(events int) measure {
-	return func(t *testing.T) figures {
-		o := outbox{amqpURL: testenv.Vhost(t)}
-		c := consume(t, o, events, *aggregates)
-		var link *boundedconn.Conn
-		conn, err := amqp.DialConfig(o.amqpURL, amqp.Config{Dial: func(network, addr string) (net.Conn, error) {
-			raw, err := amqp.DefaultDial(5*time.Second)(network, addr)
-			link = boundedconn.New(raw, 0, 10*time.Second)
-			return link, err
-		}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = conn.CloseDeadline(time.Now().Add(5 * time.Second)) }()
-		ch := channel(t, conn)
-		if err := ch.Confirm(false); err != nil {
-			t.Fatal(err)
-		}
-		messages := make([]amqp.Publishing, events)
-		pad := padding(*payload)
-		for n := range messages {
-			messages[n] = message(uuid(n), strconv.Itoa(n%*aggregates), []byte(body(n, pad)))
-		}
-
-		const window = 1000
-		begun := now()
-		var flying []*amqp.DeferredConfirmation
-		for n := 0; n < events; {
-			link.Cork()
-			for ; n < events && len(flying) < window; n++ {
-				confirm, err := ch.PublishWithDeferredConfirm(exchange, eventType, true, false, messages[n])
-				if err != nil {
-					t.Fatal(err)
-				}
-				flying = append(flying, confirm)
-			}
-			if err := link.Uncork(); err != nil {
-				t.Fatal(err)
-			}
-			keep := window / 2
-			if n == events {
-				keep = 0
-			}
-			for len(flying) > keep {
-				if ok, err := flying[0].WaitContext(t.Context()); !ok || err != nil {
-					t.Fatalf("confirmed %t, %v", ok, err)
-				}
-				flying = flying[1:]
-			}
-		}
-		c.await(t, nil)
-		return figures{"rate": float64(events) / (time.Duration(c.last.Load()) - begun).Seconds()}
-	}
 }
