@@ -19,6 +19,9 @@ type commandLine struct {
 
 	Run         runCommand         `cmd:"" default:"1" help:"Publish events until told to stop (the default)."`
 	Migrate     migrateCommand     `cmd:"" help:"Create or upgrade the outbox in the database, say what was done, and end."`
+	Status      statusCommand      `cmd:"" help:"Show how the outbox is: backlog, relays, rates, what is held back."`
+	Pause       pauseCommand       `cmd:"" help:"Make all relays stop to publish, and wait until they have."`
+	Resume      resumeCommand      `cmd:"" help:"Let the relays publish again."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
 	Version     versionCommand     `cmd:"" help:"Print the version and end."`
 }

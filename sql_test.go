@@ -209,10 +209,17 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 	}
 	explainAny(t, tx, sqlfiles.Backlog)
 	mustExec(t, tx, sqlfiles.Session("setup"))
-	for _, name := range regexp.MustCompile(`(?m)^-- section: (.*)$`).FindAllStringSubmatch(readSQL(t, "session.sql"), -1) {
-		statement := sqlfiles.SessionLock(name[1], sqlfiles.WorkLockClass, tableOID(t, db))
-		if regexp.MustCompile(`(?m)^(SELECT|WITH|INSERT|UPDATE|DELETE) `).MatchString(statement) {
-			explainAny(t, tx, statement)
+	for file, statement := range map[string]func(name string) string{
+		"session.sql": func(name string) string {
+			return sqlfiles.SessionLock(name, sqlfiles.WorkLockClass, tableOID(t, db))
+		},
+		"operator.sql": sqlfiles.Operator,
+		"status.sql":   sqlfiles.Status,
+	} {
+		for _, name := range regexp.MustCompile(`(?m)^-- section: (.*)$`).FindAllStringSubmatch(readSQL(t, file), -1) {
+			if s := statement(name[1]); regexp.MustCompile(`(?m)^(SELECT|WITH|INSERT|UPDATE|DELETE) `).MatchString(s) {
+				explainAny(t, tx, s)
+			}
 		}
 	}
 	mustExec(t, tx, sqlfiles.Retention("setup"))

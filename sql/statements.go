@@ -17,6 +17,8 @@ var (
 	retention string
 	//go:embed operator.sql
 	operator string
+	//go:embed status.sql
+	status string
 	// Backlog counts what is pending and dead, for gauges.
 	//
 	//go:embed backlog.sql
@@ -53,6 +55,13 @@ func Retention(name string) string { return section(retention, name) }
 
 // Operator is one statement of operator.sql by the name in its "-- section:" line.
 func Operator(name string) string { return section(operator, name) }
+
+// Status is one statement of status.sql by the name in its "-- section:" line.
+func Status(name string) string {
+	return fill(section(status, name), struct{ Work, Doorbell, Relay, Paused, Listen, Broker int32 }{
+		WorkLockClass, DoorbellLockClass, RelayFlagClass, PausedFlagClass, ListenFlagClass, BrokerFlagClass,
+	})
+}
 
 // RetentionTry is the statement of retention.sql that tries the lock on a table.
 func RetentionTry(table uint32) string {
