@@ -70,12 +70,12 @@ func (w *lowWater) claimed(c Claim) {
 // rewind makes the next claim look at seq again, and at all after it.
 func (w *lowWater) rewind(seq int64) { w.mark = min(w.mark, seq-1) }
 
-const (
-	// lookInterval is how soon after a claim everything is looked at again, and lookRest how many
-	// times as long as the last look took there is to be a rest between two at least.
-	lookInterval = time.Second
-	lookRest     = 20
-)
+// lookInterval is how soon after a claim everything is looked at again. A variable only so that a
+// test may do without.
+var lookInterval = time.Second
+
+// lookRest is how many times as long as the last look took there is to be a rest between two at least.
+const lookRest = 20
 
 // look is a full look at the outbox, below the mark too. The mark has two gaps: a writer takes its
 // seq a moment before it is seen as an open transaction, and rows are reset by hand. It may
