@@ -26,7 +26,7 @@ var (
 	only       = flag.String("only", "", "regular expression: only scenarios whose names match, the optional ones too")
 	runs       = flag.Int("runs", 3, "repetitions of each measurement; variants take turns")
 	out        = flag.String("out", "", "file to append each measurement to, as a line of JSON")
-	seconds    = flag.Int("seconds", 8, "length of a measurement of delays or writers")
+	seconds    = flag.Int("seconds", 6, "length of a measurement of delays or writers")
 	rates      = flag.String("rates", "20,200,1000", "events a second at which delays are measured")
 	writers    = flag.Int("writers", 8, "sessions that write while delays are measured")
 	perTx      = flag.Int("per-tx", 1, "events a transaction while delays are measured")
@@ -37,10 +37,12 @@ var (
 	rows       = flag.Int("rows", 5_000_000, "processed rows of a big table")
 	against    = flag.String("against", "", "another build of the relay, to compare with")
 	settings   list // of the relay
+	parameters list // of PostgreSQL
 )
 
 func init() {
 	flag.Var(&settings, "set", "setting of the relay, NAME=value; may be repeated")
+	flag.Var(&parameters, "pg", "parameter of PostgreSQL, name=value, unless it is given; may be repeated. Slow commits: commit_delay=5000 and commit_siblings=0")
 }
 
 // list is a flag that may be repeated.

@@ -30,11 +30,15 @@ func provide(t *testing.T) *servers {
 	s := new(servers)
 	const lifetime = 6 * time.Hour
 	if os.Getenv("TEST_DATABASE_URL") == "" {
-		s.postgres = testenv.OwnPostgres(t, testenv.Options{Lifetime: lifetime, Args: []string{
+		args := []string{
 			"-c", "fsync=on", "-c", "full_page_writes=on", "-c", "shared_buffers=512MB",
 			// No checkpoint may fall into one of two measurements that are compared.
 			"-c", "max_wal_size=8GB", "-c", "checkpoint_timeout=1h",
-		}})
+		}
+		for _, p := range parameters {
+			args = append(args, "-c", p)
+		}
+		s.postgres = testenv.OwnPostgres(t, testenv.Options{Lifetime: lifetime, Args: args})
 		t.Setenv("TEST_DATABASE_URL", s.postgres.DSN)
 	}
 	if os.Getenv("TEST_AMQP_URL") == "" {
