@@ -58,14 +58,18 @@ func (b *Backlog) count(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	var pending, dead int64
+	var pending, dead, held int64
 	var oldest float64
-	if err := tx.QueryRowContext(ctx, sqlfiles.Backlog).Scan(&pending, &oldest, &dead); err != nil {
+	if err := tx.QueryRowContext(ctx, sqlfiles.Backlog, b.cfg.OnDeadLetter == onDeadLetterHold).Scan(&pending, &oldest, &dead, &held); err != nil {
 		return err
+	}
+	if b.cfg.Ordering == orderingNone { // nobody waits for anybody
+		held = 0
 	}
 	b.metrics.Pending.Set(float64(pending))
 	b.metrics.OldestPendingAge.Set(max(oldest, 0))
 	b.metrics.DeadLetters.Set(float64(dead))
+	b.metrics.HeldAggregates.Set(float64(held))
 	b.metrics.BacklogSampled.SetToCurrentTime()
 	return nil
 }

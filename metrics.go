@@ -70,6 +70,7 @@ type Metrics struct {
 	Pending          prometheus.Gauge
 	OldestPendingAge prometheus.Gauge // seconds; 0 when nothing is pending
 	DeadLetters      prometheus.Gauge
+	HeldAggregates   prometheus.Gauge
 	BacklogSampled   prometheus.Gauge // Unix time in seconds
 
 	RetentionDeleted prometheus.Counter
@@ -131,6 +132,7 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 		Pending:          gauge("outbox_events_pending", "Events neither processed nor dead, when last counted."),
 		OldestPendingAge: gauge("outbox_oldest_pending_age_seconds", "Age of the oldest pending event, when last counted; 0 when none is pending."),
 		DeadLetters:      gauge("outbox_dead_letters", "Dead letters in the table, when last counted."),
+		HeldAggregates:   gauge("outbox_held_aggregates", "Aggregates whose later events wait because one failed, or is a dead letter under ON_DEAD_LETTER=hold, when last counted."),
 		BacklogSampled:   gauge("outbox_backlog_sample_timestamp_seconds", "When pending events and dead letters were last counted; 0 before the first time."),
 
 		RetentionDeleted: counter("outbox_retention_deleted_total", "Processed events this relay deleted because they were older than RETENTION."),

@@ -1,5 +1,6 @@
 -- backlog: what is pending (neither processed nor dead), how old its oldest event is in seconds,
--- and how many dead letters there are. Index-only over the three partial indexes, so its cost
+-- how many dead letters there are, and how many aggregates a failed event holds back, a dead one
+-- included if $1 says that those hold. Index-only over the three partial indexes, so its cost
 -- grows with what is pending and never with what was processed.
 SELECT (SELECT count(*) FROM outbox_events WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL)
      + (SELECT count(*) FROM outbox_events WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL),
@@ -10,4 +11,7 @@ SELECT (SELECT count(*) FROM outbox_events WHERE processed_at IS NULL AND dead_a
            (SELECT min(created_at) FROM outbox_events
             WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL)))::float8, 0),
        (SELECT count(*) FROM outbox_events
-        WHERE processed_at IS NULL AND (retry_after IS NOT NULL OR dead_at IS NOT NULL) AND dead_at IS NOT NULL);
+        WHERE processed_at IS NULL AND (retry_after IS NOT NULL OR dead_at IS NOT NULL) AND dead_at IS NOT NULL),
+       (SELECT count(*) FROM (SELECT DISTINCT aggregate_type, aggregate_id FROM outbox_events
+                              WHERE processed_at IS NULL AND (retry_after IS NOT NULL OR dead_at IS NOT NULL)
+                                AND (dead_at IS NULL OR $1::boolean)) held);
