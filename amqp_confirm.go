@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -20,23 +21,45 @@ type flight struct {
 	returned string        // the broker's reason for returning it
 }
 
-// collect reports the events whose confirms have come.
-func (p *AMQPPublisher) collect(s *amqpSession) {
+// answered reports whether the broker has said what became of the message.
+func (f *flight) answered() bool {
+	select {
+	case <-f.confirm.Done():
+	default:
+		return false
+	}
+	// Not acked on a closed channel says nothing of this message.
+	return f.confirm.Acked() || !f.channel.IsClosed()
+}
+
+// nearlyInOrder is how many unconfirmed messages collect passes over before it leaves the rest to
+// the next time.
+const nearlyInOrder = 32
+
+// collect reports the events whose confirms have come. These come nearly in the order of writing,
+// and a look at all that is in flight for each of them would be dear: unless all is set, it
+// ends where hardly any more is to be found.
+func (p *AMQPPublisher) collect(s *amqpSession, all bool) {
 	var done []*flight
+	enough := nearlyInOrder
+	if all {
+		s.swept, enough = time.Now(), math.MaxInt
+	}
 	split := func(flights []*flight) []*flight {
-		return slices.DeleteFunc(flights, func(f *flight) bool {
-			select {
-			case <-f.confirm.Done():
-			default:
-				return false
+		kept := flights[:0]
+		for i, f := range flights {
+			if len(kept) >= enough {
+				kept = append(kept, flights[i:]...)
+				break
 			}
-			// Not acked on a closed channel says nothing of this message.
-			if !f.confirm.Acked() && f.channel.IsClosed() {
-				return false
+			if f.answered() {
+				done = append(done, f)
+			} else {
+				kept = append(kept, f)
 			}
-			done = append(done, f)
-			return true
-		})
+		}
+		clear(flights[len(kept):])
+		return kept
 	}
 	p.late = split(p.late)
 	late := len(done)
@@ -120,7 +143,7 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 	if s.conn.IsClosed() || closed == nil {
 		return connectionError(<-s.gone)
 	}
-	p.collect(s)
+	p.collect(s, true)
 	if p.isOutage(closed) {
 		return closed
 	}

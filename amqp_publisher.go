@@ -211,7 +211,7 @@ func (p *AMQPPublisher) serve(ctx context.Context, s *amqpSession) error {
 		if err := s.answered(); err != nil {
 			return err
 		}
-		p.collect(s) // after the answer, which came behind the confirms
+		p.collect(s, time.Since(s.swept) >= sweepInterval) // after the answer, which came behind the confirms
 		if err := p.expire(s); err != nil {
 			return err
 		}
@@ -318,7 +318,7 @@ func (p *AMQPPublisher) send(s *amqpSession, ch *amqpChannel, e *Event) error {
 
 // end discards s, which was lost because of err, and gives back what it held.
 func (p *AMQPPublisher) end(s *amqpSession, err error) {
-	p.collect(s)
+	p.collect(s, true)
 	for _, f := range p.flights {
 		r := Result{Event: f.event, Outcome: Unknown, Reason: err.Error()}
 		if blamesMessage(err) {

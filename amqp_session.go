@@ -34,7 +34,8 @@ type amqpSession struct {
 	main        *amqpChannel
 	side        *amqpChannel // for events that are published alone; nil until needed
 	maxInFlight int
-	confirms    int // confirms seen, to tell a silent queue from a silent broker
+	confirms    int       // confirms seen, to tell a silent queue from a silent broker
+	swept       time.Time // when all that is in flight was last looked at
 
 	heard time.Duration // on clock: the broker worked then, which a confirm or an answer has shown
 	asked time.Duration // on clock: when the question under way was asked
