@@ -36,6 +36,8 @@ var (
 	// errPooler: the connection does not reach one server session, so locks mean nothing. A
 	// restart does not help.
 	errPooler = errors.New("DATABASE_URL leads through a transaction pooler: the relay's locks and LISTEN need a session of their own; name the server itself or a session-mode pool")
+	// errReadOnly: the server takes no writes, or not from this role.
+	errReadOnly = errors.New("the server is read-only now: it may have been demoted, or default_transaction_read_only is on")
 	// errTableSwapped: outbox_events is another table than when the session began.
 	errTableSwapped = errors.New("outbox_events is another table now")
 )
@@ -332,11 +334,15 @@ func (s *WorkingSession) ReleaseDoorbell() error {
 
 // Beat proves that the session lives, renews the lease, and reports whether the outbox is paused.
 func (s *WorkingSession) Beat() (paused bool, err error) {
+	var readOnly bool
 	var table int64
-	if err := s.queryRow(sqlfiles.Session("beat"), []any{&paused, &table}); err != nil {
+	if err := s.queryRow(sqlfiles.Session("beat"), []any{&readOnly, &paused, &table}); err != nil {
 		return false, fmt.Errorf("beat: %w", err)
 	}
-	if uint32(table) != s.table {
+	switch {
+	case readOnly:
+		return false, errReadOnly
+	case uint32(table) != s.table:
 		return false, errTableSwapped
 	}
 	return paused, nil

@@ -71,7 +71,9 @@ SELECT pg_advisory_unlock_shared({{.Class}}, {{.Key}});
 UPDATE outbox_relay_state SET last_error = $1, last_error_at = clock_timestamp();
 
 -- section: beat
-SELECT coalesce((SELECT paused_at IS NOT NULL FROM outbox_relay_state), false),
+-- A server that was demoted may go on answering; its writers are elsewhere.
+SELECT current_setting('transaction_read_only')::bool,
+       coalesce((SELECT paused_at IS NOT NULL FROM outbox_relay_state), false),
        coalesce(to_regclass('outbox_events')::oid::bigint, 0);
 
 -- section: begin work

@@ -115,4 +115,57 @@ ssl_options.fail_if_no_peer_cert = true
 	if strings.Contains(p.Logs(), "PRIVATE KEY") {
 		t.Error("the log holds a key")
 	}
+	if code := p.Stop(t); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+
+	// Each address of a list is checked under its own name: the certificate does not have the first.
+	files := "?cacertfile=" + ca.path("ca.pem") + "&certfile=" + ca.path("client.pem") + "&keyfile=" + ca.path("client.key")
+	other := strings.Replace(url, "127.0.0.1", "localhost", 1)
+	second := testenv.Start(t, "DATABASE_URL="+o.dsn, "AMQP_URL="+other+files+","+url+files)
+	second.Ready(t)
+	o.insertMany(t, 100, 10, "order.created")
+	waitCount(t, q, 200)
+	wantReason(t, "log", second.Logs(), "certificate is valid for")
+}
+
+// PostgreSQL takes TLS only, has a certificate of a private authority and wants a client's.
+func TestDatabaseIsReachedByTLSWithAPrivateAuthority(t *testing.T) {
+	ca := newAuthority(t)
+	ca.issue(t, "server", &x509.Certificate{
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	ca.issue(t, "client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	if err := os.Chmod(ca.path("client.key"), 0o600); err != nil { // what lib/pq insists on
+		t.Fatal(err)
+	}
+	pg := testenv.OwnPostgres(t, testenv.Options{Mounts: []string{ca.dir + ":/tls:ro"}})
+	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
+	pg.Exec(t, "sh", "-c", `cd "$PGDATA" && cp /tls/ca.pem /tls/server.pem /tls/server.key . && chmod 600 server.key &&
+		{ [ "$(id -u)" != 0 ] || chown postgres server.key; }
+		printf 'local all all trust\nhostssl all all all scram-sha-256 clientcert=verify-ca\n' >pg_hba.conf`)
+	for _, set := range []string{"ssl_ca_file = 'ca.pem'", "ssl_cert_file = 'server.pem'", "ssl_key_file = 'server.key'", "ssl = on"} {
+		testenv.Exec(t, pg.DSN, "ALTER SYSTEM SET "+set)
+	}
+	testenv.Exec(t, pg.DSN, "SELECT pg_reload_conf()")
+	q := testenv.Consume(t, o.amqpURL, exchange)
+
+	plain := testenv.Start(t, "DATABASE_URL="+pg.DSN, "AMQP_URL="+o.amqpURL)
+	plain.WaitLog(t, patience, "no pg_hba.conf entry")
+	verified := strings.Replace(pg.DSN, "sslmode=disable", "sslmode=verify-full", 1)
+	stranger := testenv.Start(t, "DATABASE_URL="+verified, "AMQP_URL="+o.amqpURL)
+	stranger.WaitLog(t, patience, "certificate signed by unknown authority")
+	stranger.NotReady(t)
+
+	verified += "&sslrootcert=" + ca.path("ca.pem") + "&sslcert=" + ca.path("client.pem") + "&sslkey=" + ca.path("client.key")
+	p := testenv.Start(t, "DATABASE_URL="+verified, "AMQP_URL="+o.amqpURL, "FALLBACK_INTERVAL=1h")
+	p.Ready(t)
+	if code, _, stderr := testenv.Command(t, []string{"DATABASE_URL=" + verified}, "migrate"); code != 0 {
+		t.Errorf("migrate: exit code %d, %s", code, stderr)
+	}
+	for i := range 3 {
+		testenv.Exec(t, verified, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+			VALUES ('order', '1', 'order.created', '{}')`)
+		waitCount(t, q, i+1)
+	}
 }

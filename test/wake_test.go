@@ -1,6 +1,7 @@
 package test
 
 import (
+	"sync"
 	"testing"
 	"time"
 
@@ -110,5 +111,73 @@ func TestEventOfALateCommitIsPublished(t *testing.T) {
 		if d := q.Next(t, 5*time.Second); d.MessageId != late {
 			t.Fatalf("got %s, want the late %s", d.MessageId, late)
 		}
+	}
+}
+
+// A flood of notifications neither keeps the relay from ending nor fills the server's queue, which
+// would make commits fail.
+func TestFloodOfNotifications(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t)
+	p.Ready(t)
+	stop := make(chan struct{})
+	var flood sync.WaitGroup
+	for range 2 {
+		flood.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = o.db.Exec(`SELECT pg_notify('outbox_event', i::text || clock_timestamp()) FROM generate_series(1, 1000) i`)
+				}
+			}
+		})
+	}
+	defer flood.Wait()
+	defer close(stop)
+	o.insertMany(t, 1000, 100, "order.created")
+	waitCount(t, q, 1000)
+	wantNoQueue := func(when string) {
+		t.Helper()
+		testenv.Eventually(t, patience, "the server's queue of notifications is nearly empty "+when, func() bool {
+			return testenv.Value[float64](t, o.dsn, "SELECT pg_notification_queue_usage()") < 0.01
+		})
+		for _, state := range testenv.Query[string](t, o.dsn, `SELECT state FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name LIKE 'outbox-relay%' AND query LIKE 'LISTEN%'`) {
+			if state != "idle" {
+				t.Errorf("the listening session is %q %s, want idle: in a transaction it would keep the queue", state, when)
+			}
+		}
+	}
+	wantNoQueue("while the relay works")
+	if code, _, stderr := testenv.Command(t, []string{"DATABASE_URL=" + o.dsn}, "pause"); code != 0 {
+		t.Fatal(stderr)
+	}
+	p.NotReady(t)
+	wantNoQueue("while it is paused")
+	if code := p.Stop(t); code != 0 {
+		t.Errorf("exit code %d, want 0", code)
+	}
+}
+
+// A standby leaves the table alone, whatever rings.
+func TestStandbyDoesNotLookForEvents(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	first := o.start(t)
+	waitLeader(t, first, true)
+	second := o.start(t)
+	second.Ready(t)
+	second.WaitLog(t, patience, "standing by")
+	for range 50 {
+		o.insert(t, event{})
+	}
+	waitCount(t, q, 50)
+	if n := second.Metric(t, "outbox_claims_total"); n != 0 {
+		t.Errorf("the standby looked for events %v times, want never", n)
 	}
 }

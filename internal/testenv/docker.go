@@ -113,6 +113,8 @@ type Options struct {
 // spec is what distinguishes one kind of container from another.
 type spec struct {
 	kind    string // part of the container's name
+	name    string // of container and host; "" is a new one for each container, and kind for the host
+	user    string // "" is the image's
 	image   string // reference
 	ports   []string
 	env     []string
@@ -163,9 +165,12 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 			c.ports[p] = port
 			bindings[docker.Port(p)] = []docker.PortBinding{{HostIP: "127.0.0.1", HostPort: strconv.Itoa(port)}}
 		}
-		name := fmt.Sprintf("outbox-relay-test-%s-%08x", s.kind, rand.Uint32())
+		name, hostname := s.name, s.name
+		if name == "" { // RabbitMQ's data belong to a host name
+			name, hostname = containerName(s.kind), s.kind
+		}
 		c.resource, err = pool.RunWithOptions(&dockertest.RunOptions{
-			Name: name, Hostname: s.kind, // RabbitMQ's data belong to a host name
+			Name: name, Hostname: hostname, User: s.user,
 			Repository: repository, Tag: tag,
 			Env: s.env, Cmd: s.args, Mounts: s.mounts, ExposedPorts: s.ports, PortBindings: bindings,
 			Labels: map[string]string{
@@ -199,6 +204,20 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 		return nil, errors.Join(err, c.purge())
 	}
 	return c, nil
+}
+
+func containerName(kind string) string {
+	return fmt.Sprintf("outbox-relay-test-%s-%08x", kind, rand.Uint32())
+}
+
+// IP is the container's address in the network it shares with other containers.
+func (c *Container) IP() string {
+	for _, n := range c.resource.Container.NetworkSettings.Networks {
+		if n.IPAddress != "" {
+			return n.IPAddress
+		}
+	}
+	return c.resource.Container.NetworkSettings.IPAddress
 }
 
 func (c *Container) expire() error { return c.resource.Expire(uint(c.spec.lifetime / time.Second)) }

@@ -19,8 +19,8 @@ type RelayContainer struct {
 // RunImage builds the relay's image from this checkout, or takes the one that RELAY_IMAGE names, and
 // runs it as production should: with a read-only root, without capabilities, as the image's own user.
 // It shares the host's network, so that it finds the servers under the same URLs as the test does.
-// It is removed at the test's end.
-func RunImage(t testing.TB, env ...string) *RelayContainer {
+// It has no more than so many bytes of memory; 0 is no limit. It is removed at the test's end.
+func RunImage(t testing.TB, memory int64, env ...string) *RelayContainer {
 	t.Helper()
 	needDocker(t, "TEST_DATABASE_URL")
 	refs, err := relayImage()
@@ -42,6 +42,7 @@ func RunImage(t testing.TB, env ...string) *RelayContainer {
 			return err
 		},
 		modify: func(h *docker.HostConfig) {
+			h.Memory, h.MemorySwap = memory, memory
 			h.ReadonlyRootfs = true
 			h.CapDrop = []string{"ALL"}
 			h.SecurityOpt = []string{"no-new-privileges"}

@@ -14,7 +14,7 @@ func TestImageRunsReadOnlyAsNobody(t *testing.T) {
 		t.Fatalf("migrate: exit code %d\n%s%s", code, stdout, stderr)
 	}
 	q := Consume(t, amqpURL, "outbox")
-	relay := RunImage(t, env...)
+	relay := RunImage(t, 0, env...)
 	if got, want := relay.User(), "65532:65532"; got != want {
 		t.Errorf("user = %q, want %s", got, want)
 	}

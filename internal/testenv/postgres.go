@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,6 +28,9 @@ type Postgres struct {
 	DSN string // URL of an empty database, as superuser; stays valid over Stop and Start
 }
 
+// PoolerPort is the port of [Postgres.Pooler].
+const PoolerPort = "6432/tcp"
+
 // OwnPostgres starts a PostgreSQL that the test may stop, kill, freeze or starve. It is removed at
 // the test's end.
 func OwnPostgres(t testing.TB, o Options) *Postgres {
@@ -34,6 +38,53 @@ func OwnPostgres(t testing.TB, o Options) *Postgres {
 	needDocker(t, "TEST_DATABASE_URL")
 	c := own(t, postgresSpec(imageOf(t, "POSTGRES_IMAGE")), o)
 	return &Postgres{Container: c, DSN: postgresURL(c)}
+}
+
+// Standby starts a hot standby of p, to which every commit on p is replicated from now on before it
+// is answered. [Postgres.Promote] makes it a primary.
+func (p *Postgres) Standby(t testing.TB) *Postgres {
+	t.Helper()
+	p.Exec(t, "sh", "-c", `echo "host replication all all scram-sha-256" >>"$PGDATA/pg_hba.conf"`)
+	Exec(t, p.DSN, "SELECT pg_reload_conf()")
+	s := postgresSpec(imageOf(t, "POSTGRES_IMAGE"))
+	s.user = "postgres"
+	s.args = []string{"sh", "-c", fmt.Sprintf(`test -s "$PGDATA/PG_VERSION" || pg_basebackup -R -X stream -c fast -D "$PGDATA" \
+		-d 'host=%s user=%s password=%s application_name=standby' && exec %s`, p.IP(), postgresUser, postgresPassword, strings.Join(s.args, " "))}
+	c := own(t, s, Options{})
+	Exec(t, p.DSN, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+	Exec(t, p.DSN, "SELECT pg_reload_conf()")
+	Eventually(t, startTimeout, "the standby is synchronous", func() bool {
+		return len(Query[string](t, p.DSN, "SELECT sync_state FROM pg_stat_replication WHERE sync_state = 'sync'")) == 1
+	})
+	return &Postgres{Container: c, DSN: postgresURL(c)}
+}
+
+// Promote makes a standby the primary.
+func (p *Postgres) Promote(t testing.TB) {
+	t.Helper()
+	if !Value[bool](t, p.DSN, "SELECT pg_promote(true, 60)") {
+		t.Fatal("the standby was not promoted")
+	}
+}
+
+// Pooler starts a PgBouncer in front of p, in pool_mode transaction or session, and
+// returns p's URL through it. p must publish [PoolerPort].
+func (p *Postgres) Pooler(t testing.TB, mode string) string {
+	t.Helper()
+	p.Exec(t, "sh", "-c", `set -e
+		command -v pgbouncer >/dev/null || { apt-get update -q && apt-get install -yq pgbouncer; } # an official image
+		printf '[databases]\n* = host=127.0.0.1 port=5432 user=`+postgresUser+` password=`+postgresPassword+`\n[pgbouncer]\nlisten_addr = 0.0.0.0\nauth_type = any\npool_mode = `+mode+`\nunix_socket_dir =\npidfile = /tmp/pgbouncer.pid\n' >/tmp/pgbouncer.ini
+		if [ "$(id -u)" = 0 ]; then as='-u postgres'; fi
+		pgbouncer -d $as /tmp/pgbouncer.ini`)
+	u, err := url.Parse(p.DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	u.Host = p.Addr(PoolerPort)
+	Eventually(t, startTimeout, "the pooler answers", func() bool {
+		return withDB(u.String(), func(db *sql.DB) error { return db.Ping() }) == nil
+	})
+	return u.String()
 }
 
 func postgresSpec(image string) spec {

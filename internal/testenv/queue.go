@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 
 // Binding says what a [Queue] receives.
 type Binding struct {
+	Queue        string     // "" is a name of its own
 	Exchange     string     // declared durable; "" is the default exchange, which needs no binding
 	ExchangeType string     // "" is topic
 	Keys         []string   // none is "#"
@@ -56,7 +58,7 @@ func ConsumeFrom(t testing.TB, amqpURL string, b Binding) *Queue {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	q := &Queue{
-		Name: uniqueName(t), url: amqpURL, binding: b, cancel: cancel,
+		Name: cmp.Or(b.Queue, uniqueName(t)), url: amqpURL, binding: b, cancel: cancel,
 		ended: make(chan struct{}), changed: make(chan struct{}),
 	}
 	conn, deliveries, err := q.open()

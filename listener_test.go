@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"outbox-relay/internal/testenv"
+)
+
+// A server may refuse LISTEN, as a standby does. It is tried again until it succeeds, and then
+// whatever was missed is looked for.
+func TestRefusedListenIsTriedAgain(t *testing.T) {
+	primary := testenv.OwnPostgres(t, testenv.Options{})
+	standby := primary.Standby(t)
+	cfg, m := testConfig(), newMetrics(prometheus.NewRegistry())
+	cfg.DatabaseURL = standby.DSN
+	notified, reconnected := NewBell(), NewBell()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		NewListener(cfg, slog.New(slog.DiscardHandler), m, notified, reconnected).Run(ctx)
+	}()
+	t.Cleanup(func() {
+		stop()
+		<-ended
+	})
+	testenv.Eventually(t, time.Minute, "LISTEN was refused twice", func() bool {
+		return testutil.ToFloat64(m.ConnectionFailures[PeerListener]) >= 2
+	})
+	if testutil.ToFloat64(m.Connected[PeerListener]) != 0 {
+		t.Error("connected while LISTEN is refused")
+	}
+	standby.Promote(t)
+	select {
+	case <-reconnected:
+	case <-time.After(time.Minute):
+		t.Fatal("not told that notifications may have been missed")
+	}
+	testenv.Exec(t, standby.DSN, "NOTIFY outbox_event")
+	select {
+	case <-notified:
+	case <-time.After(time.Minute):
+		t.Fatal("not notified")
+	}
+}
+
+// deafEars hear no probe until they are healed.
+type deafEars struct {
+	fakeEars
+	baton  *baton
+	healed bool
+}
+
+func (e *deafEars) Heard() time.Time {
+	e.baton.pass()
+	if e.healed {
+		return time.Now()
+	}
+	return time.Time{}
+}
+
+// Without notifications the relay is slow, not stuck: the metric and one line in the log say so,
+// and it stays ready.
+func TestNotificationsThatDoNotArriveAreNoticed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ears := &deafEars{}
+		var log syncBuffer
+		r := newRig(t, func(r *rig) {
+			ears.baton, r.ears, r.log = r.publisher.baton, ears, slog.New(slog.NewTextHandler(&log, nil))
+			r.metrics.ListenHealthy.Set(1)
+		})
+		r.step(5 * time.Minute)
+		if got := testutil.ToFloat64(r.metrics.ListenHealthy); got != 0 {
+			t.Errorf("outbox_listen_healthy = %v, want 0", got)
+		}
+		if n := strings.Count(log.String(), "notifications do not arrive: events wait for the fallback poll"); n != 1 {
+			t.Errorf("logged %d times in 5 minutes, want once", n)
+		}
+		if ok, reasons := r.health.Ready(); !ok {
+			t.Errorf("not ready: %v", reasons)
+		}
+		r.session.pending = eventsUpTo(1)
+		r.step(6 * time.Second)
+		if len(r.session.pending) != 0 {
+			t.Error("the fallback poll did not find the event")
+		}
+		ears.healed = true
+		r.step(time.Minute)
+		if got := testutil.ToFloat64(r.metrics.ListenHealthy); got != 1 {
+			t.Errorf("outbox_listen_healthy = %v after notifications arrive again, want 1", got)
+		}
+		r.stop()
+		r.step(0)
+	})
+}

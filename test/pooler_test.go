@@ -1,0 +1,45 @@
+package test
+
+import (
+	"strings"
+	"testing"
+
+	"outbox-relay/internal/testenv"
+)
+
+// Locks and LISTEN need a session of their own, which a pooler in transaction mode does not give.
+func TestTransactionPoolerIsRefused(t *testing.T) {
+	pg := testenv.OwnPostgres(t, testenv.Options{Ports: []string{testenv.PoolerPort}})
+	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	o.insertMany(t, 10, 10, "order.created")
+	pooled := pg.Pooler(t, "transaction")
+
+	p := testenv.Start(t, "DATABASE_URL="+pooled, "AMQP_URL="+o.amqpURL)
+	if code := p.Wait(t, patience); code != 2 {
+		t.Errorf("run: exit code %d, want 2: a restart will not help", code)
+	}
+	wantReason(t, "log", p.Logs(), "transaction pooler", "name the server itself")
+	if n := len(q.Received()); n > 0 {
+		t.Errorf("%d events were published", n)
+	}
+	code, _, stderr := testenv.Command(t, []string{"DATABASE_URL=" + pooled}, "migrate")
+	if code == 0 || !strings.Contains(stderr, "pooler") {
+		t.Errorf("migrate: exit code %d, %s", code, stderr)
+	}
+}
+
+// A pooler in session mode passes everything on.
+func TestSessionPoolerWorks(t *testing.T) {
+	pg := testenv.OwnPostgres(t, testenv.Options{Ports: []string{testenv.PoolerPort}})
+	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := testenv.Start(t, "DATABASE_URL="+pg.Pooler(t, "session"), "AMQP_URL="+o.amqpURL, "FALLBACK_INTERVAL=1h")
+	p.Ready(t)
+	for range 3 {
+		id := o.insert(t, event{})[0]
+		if d := q.Next(t, patience); d.MessageId != id {
+			t.Fatalf("got %s, want %s", d.MessageId, id)
+		}
+	}
+}
