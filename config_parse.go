@@ -22,6 +22,7 @@ type commandLine struct {
 	Status      statusCommand      `cmd:"" help:"Show how the outbox is: backlog, relays, rates, what is held back."`
 	Pause       pauseCommand       `cmd:"" help:"Make all relays stop to publish, and wait until they have."`
 	Resume      resumeCommand      `cmd:"" help:"Let the relays publish again."`
+	Doctor      doctorCommand      `cmd:"" help:"Check the whole installation, and say what is wrong and how to mend it."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
 	Version     versionCommand     `cmd:"" help:"Print the version and end."`
 }

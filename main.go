@@ -20,6 +20,7 @@ const (
 	exitFailed        = 1 // a restart may help
 	exitMisconfigured = 2 // a restart will not help
 	exitOverrun       = 3 // SHUTDOWN_TIMEOUT passed before all was settled; what was unsettled is sent again
+	exitFaults        = 4 // doctor found faults
 )
 
 // shutdownGrace is how much longer than SHUTDOWN_TIMEOUT, which the relay itself keeps to, run
@@ -73,6 +74,8 @@ func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		return exitOverrun
 	case errors.Is(err, errPooler):
 		return exitMisconfigured
+	case errors.Is(err, errFaults):
+		return exitFaults
 	}
 	return exitFailed
 }

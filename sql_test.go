@@ -215,6 +215,7 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 		},
 		"operator.sql": sqlfiles.Operator,
 		"status.sql":   sqlfiles.Status,
+		"doctor.sql":   sqlfiles.Doctor,
 	} {
 		for _, name := range regexp.MustCompile(`(?m)^-- section: (.*)$`).FindAllStringSubmatch(readSQL(t, file), -1) {
 			if s := statement(name[1]); regexp.MustCompile(`(?m)^(SELECT|WITH|INSERT|UPDATE|DELETE) `).MatchString(s) {

@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// countLimit is where counts of the backlog stop, so that looking stays cheap. Tried: 0.2 s for a million rows.
-	countLimit = 1_000_000
-	// heldLook is how many failed and how many waiting events are looked at for the aggregates that are held back,
-	// and heldShown how many of these aggregates are shown.
+	// countLimit is where counts of the backlog stop, so that looking stays cheap. Tried: 2 s for a
+	// million rows that were just inserted.
+	countLimit = 100_000
+	// heldLook is how many failed and how many waiting events are looked at for the aggregates that
+	// are held back, and heldShown how many of these aggregates are shown.
 	heldLook  = 10_000
 	heldShown = 5
-	// Rates come from the statistics of the table, which each session reports once a second: rateSample
-	// is long enough to see two reports of a busy relay, and rateStep how exactly the time of one is seen.
+	// Rates come from the statistics of the table, to which each session reports once a second:
+	// rateSample is long enough to see two reports, and rateStep how exactly their times are seen.
 	rateSample = 2500 * time.Millisecond
 	rateStep   = 100 * time.Millisecond
 	// minWatch is the least pause between two looks.
@@ -182,32 +183,9 @@ type HeldAggregate struct {
 
 // status looks at everything. It takes rateSample, and a little more with a large backlog.
 func (o *operator) status(ctx context.Context, cfg Config) (*Status, error) {
-	s := &Status{Schema: o.schema, Relays: []RelayStatus{}, Held: []HeldAggregate{}}
-	read := func() error {
-		tx, err := o.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
-		if err != nil {
-			return err
-		}
-		defer func() { _ = tx.Rollback() }()
-		if _, err := tx.ExecContext(ctx, sqlfiles.Status("planner")); err != nil {
-			return err
-		}
-		if err := s.readServer(ctx, tx); err != nil {
-			return err
-		}
-		if s.Relays, err = readRelays(ctx, tx, o.table); err != nil {
-			return err
-		}
-		if err := s.readDoorbell(ctx, tx, o.table); err != nil {
-			return err
-		}
-		if err := s.readBacklog(ctx, tx); err != nil {
-			return err
-		}
-		return s.readHeld(ctx, tx, cfg.OnDeadLetter == onDeadLetterHold)
-	}
-	if err := read(); err != nil {
-		return nil, operatorError("look at the outbox", err)
+	s, err := o.look(ctx, cfg)
+	if err != nil {
+		return nil, err
 	}
 	if err := s.readRates(ctx, o, cfg.Retention == retentionImmediate); err != nil {
 		return nil, operatorError("measure rates", err)
@@ -215,7 +193,40 @@ func (o *operator) status(ctx context.Context, cfg Config) (*Status, error) {
 	return s, nil
 }
 
-// querier is a session or a transaction of one.
+// look is status without rates.
+func (o *operator) look(ctx context.Context, cfg Config) (*Status, error) {
+	s := &Status{Schema: o.schema, Relays: []RelayStatus{}, Held: []HeldAggregate{}}
+	if err := s.read(ctx, o, cfg.OnDeadLetter == onDeadLetterHold); err != nil {
+		return nil, operatorError("look at the outbox", err)
+	}
+	return s, nil
+}
+
+func (s *Status) read(ctx context.Context, o *operator, hold bool) error {
+	tx, err := o.BeginTx(ctx, &sql.TxOptions{ReadOnly: true})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if _, err := tx.ExecContext(ctx, sqlfiles.Status("planner")); err != nil {
+		return err
+	}
+	if err := s.readServer(ctx, tx); err != nil {
+		return err
+	}
+	if s.Relays, err = readRelays(ctx, tx, o.table); err != nil {
+		return err
+	}
+	if err := s.readDoorbell(ctx, tx, o.table); err != nil {
+		return err
+	}
+	if err := s.readBacklog(ctx, tx); err != nil {
+		return err
+	}
+	return s.readHeld(ctx, tx, hold)
+}
+
+// rowQuerier is a session or a transaction of one.
 type rowQuerier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row

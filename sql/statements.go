@@ -19,6 +19,8 @@ var (
 	operator string
 	//go:embed status.sql
 	status string
+	//go:embed doctor.sql
+	doctor string
 	// Backlog counts what is pending and dead, for gauges.
 	//
 	//go:embed backlog.sql
@@ -62,6 +64,9 @@ func Status(name string) string {
 		WorkLockClass, DoorbellLockClass, RelayFlagClass, PausedFlagClass, ListenFlagClass, BrokerFlagClass,
 	})
 }
+
+// Doctor is one statement of doctor.sql by the name in its "-- section:" line.
+func Doctor(name string) string { return section(doctor, name) }
 
 // RetentionTry is the statement of retention.sql that tries the lock on a table.
 func RetentionTry(table uint32) string {

@@ -1,5 +1,5 @@
--- What `outbox-relay status`, `pause` and `doctor` ask. Each section is a statement of its own. They lock nothing, change nothing but the
--- pause, and what they read is bounded: counts stop at a limit, and nothing looks at processed rows.
+-- What `outbox-relay status`, `pause` and `resume` ask and do, each in a section of its own. They lock
+-- nothing, and what they read is bounded: counts stop at a limit, and nothing looks at processed rows.
 
 -- section: planner
 -- Statistics of a queue are always wrong: the statements are written for the partial indexes.
@@ -16,8 +16,9 @@ SELECT coalesce(leader, ''), leader_since, clean, deaths, paused_at, coalesce(pa
 FROM outbox_relay_state;
 
 -- section: relays
--- Sessions that hold a lock on the outbox with oid $1, with their flags; silent writers are not among them. Every
--- role sees locks, user and application_name; address and start only those with pg_read_all_stats.
+-- Sessions that hold a lock on the outbox with oid $1, with their flags; silent writers are not among
+-- them. Every role sees locks, user and application_name; address and start of other roles' sessions
+-- only those with pg_read_all_stats.
 WITH holders AS (
     SELECT l.pid,
            bool_or(l.classid = {{.Work}}) AS works,
@@ -40,8 +41,8 @@ WHERE h.works OR h.relay OR h.bell
 ORDER BY h.works DESC, a.backend_start, h.pid;
 
 -- section: silent writers
--- Transactions that inserted events without ringing into the outbox with oid $1 and are still open, which keep the relay awake. The
--- oldest by name; pid 0 is a prepared transaction.
+-- Open transactions that inserted events without ringing into the outbox with oid $1, which keep the
+-- relay awake: how many, and the oldest. pid 0 is a prepared transaction.
 SELECT count(*) OVER (), coalesce(l.pid, 0), coalesce(a.usename, ''), coalesce(a.application_name, ''), a.xact_start
 FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.mode = 'ShareLock'
@@ -69,8 +70,9 @@ SELECT (SELECT count(*) FROM (
         WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL);
 
 -- section: held
--- Aggregates with a failed event, and how many wait behind it, those with the most first. $1: how many events are looked at, failed
--- and waiting ones each. $2: dead letters hold their aggregate as well. $3: how many aggregates.
+-- Aggregates with a failed event and how many wait behind it, those with the most first. $1: how many
+-- events are looked at, of failed and of waiting ones each. $2: dead letters hold as well. $3: how
+-- many aggregates.
 WITH failed AS MATERIALIZED (
     SELECT DISTINCT ON (f.aggregate_type, f.aggregate_id) f.*
     FROM (SELECT aggregate_type, aggregate_id, seq, created_at, id, event_type, attempts, retry_after, dead_at, last_error
@@ -96,7 +98,8 @@ FROM failed f LEFT JOIN waiting w USING (id)
 ORDER BY coalesce(w.n, 0) DESC, f.created_at, f.id LIMIT $3;
 
 -- section: counters
--- Rows inserted, changed and deleted in the table with oid $1 since statistics were last reset. Sessions report them about once a second.
+-- Rows inserted, changed and deleted in the table with oid $1 since statistics were last reset.
+-- Sessions report them about once a second.
 SELECT coalesce(pg_stat_get_tuples_inserted($1::bigint::oid), 0), coalesce(pg_stat_get_tuples_updated($1::bigint::oid), 0),
        coalesce(pg_stat_get_tuples_deleted($1::bigint::oid), 0);
 

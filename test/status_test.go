@@ -117,7 +117,8 @@ func TestStatusOfHeldAggregates(t *testing.T) {
 	o := newOutbox(t)
 	q := testenv.ConsumeFrom(t, o.amqpURL, testenv.Binding{Exchange: exchange, Keys: []string{"good"}})
 	o.start(t, "RETRY_BASE=1h", "RETRY_MAX=1h").Ready(t)
-	bad := o.insert(t, event{aggregate: "held", eventType: "bad"}, event{aggregate: "held", eventType: "good"}, event{aggregate: "held", eventType: "good"},
+	bad := o.insert(t, event{aggregate: "held", eventType: "bad"},
+		event{aggregate: "held", eventType: "good"}, event{aggregate: "held", eventType: "good"},
 		event{aggregate: "other", eventType: "bad"}, event{aggregate: "free", eventType: "good"})[0]
 	q.Collect(t, 1, patience)
 	s := o.waitStatus(t, "two events have failed", func(s status) bool { return s.InBackoff.N == 2 })
@@ -163,7 +164,9 @@ func TestStatusNamesASilentWriter(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback() }()
-	if _, err := tx.ExecContext(t.Context(), `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', 'x', '{}')`); err != nil {
+	_, err = tx.ExecContext(t.Context(),
+		`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', 'x', '{}')`)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if s := o.status(t); s.Doorbell.Writers != 1 || s.Pending.N != 0 {
@@ -178,8 +181,12 @@ func TestStatusOfALargeTable(t *testing.T) {
 	o.insertMany(t, 100_000, 1000, "done")
 	testenv.Exec(t, o.dsn, "UPDATE outbox_events SET processed_at = now()")
 	o.insertMany(t, 100_000, 1000, "pending")
-	if s := o.status(t); s.Pending != (count{100_000, false}) {
-		t.Errorf("pending = %+v, want 100000", s.Pending)
+	if s := o.status(t); s.Pending != (count{100_000, true}) { // where counting stops
+		t.Errorf("pending = %+v, want at least 100000", s.Pending)
+	}
+	testenv.Exec(t, o.dsn, "UPDATE outbox_events SET processed_at = now() WHERE seq % 2 = 0")
+	if s := o.status(t); s.Pending != (count{50_000, false}) {
+		t.Errorf("pending = %+v, want 50000", s.Pending)
 	}
 }
 
@@ -189,7 +196,8 @@ func TestStatusWithFewRights(t *testing.T) {
 	o := newOutbox(t)
 	o.start(t).Ready(t)
 	name := "few_rights_" + strings.ToLower(t.Name())
-	testenv.Exec(t, o.dsn, `CREATE ROLE `+name+` LOGIN PASSWORD 'secret-word'; GRANT SELECT ON outbox_events, outbox_relay_state TO `+name)
+	testenv.Exec(t, o.dsn, `CREATE ROLE `+name+` LOGIN PASSWORD 'secret-word';
+		GRANT SELECT ON outbox_events, outbox_relay_state TO `+name)
 	t.Cleanup(func() { testenv.Exec(t, o.dsn, "DROP OWNED BY "+name+"; DROP ROLE "+name) })
 	u, err := url.Parse(o.dsn)
 	if err != nil {
