@@ -17,7 +17,6 @@ type flight struct {
 	channel  *amqpChannel
 	confirm  *amqp.DeferredConfirmation
 	sent     time.Duration // on the session's clock
-	seen     int           // the session's confirms at that time
 	returned string        // the broker's reason for returning it
 }
 
@@ -110,27 +109,32 @@ func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
 	}
 }
 
-// expire gives up on confirms that did not come in time. One is late only if the broker still worked
-// when it was due: a link that stalls between two confirms is an outage, and no fault of the event.
+// expire gives up on confirms that did not come in time. One is late if the broker has confirmed
+// another message or answered a question in the second half of its time: its queue is to blame. Otherwise
+// it is the link or the broker, and no fault of the event.
 func (p *AMQPPublisher) expire(s *amqpSession) error {
-	now := s.clock.now()
-	for len(p.flights) > 0 && now-p.flights[0].sent > p.cfg.ConfirmTimeout {
+	now, limit := s.clock.now(), p.cfg.ConfirmTimeout
+	for len(p.flights) > 0 && now-p.flights[0].sent > limit/2 {
 		f := p.flights[0]
+		due, heard := now-f.sent > limit, s.heard >= f.sent+limit/2
 		switch {
-		case s.confirms == f.seen:
-			return errBrokerSilent
-		case s.heard >= f.sent+p.cfg.ConfirmTimeout:
+		case due && heard:
 			p.flights = slices.Delete(p.flights, 0, 1)
 			p.late = append(p.late, f)
-			p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + p.cfg.ConfirmTimeout.String()})
-		case s.reply == nil:
+			p.resolve(Result{Event: f.event, Outcome: Late, Reason: "no confirm within " + limit.String()})
+		case due:
+			return errBrokerMute
+		case !heard && s.reply == nil:
 			s.ask()
 			return nil
-		case now-s.asked > p.cfg.ConfirmTimeout:
-			return errBrokerMute
 		default:
 			return nil
 		}
+	}
+	// A queue that never confirms must not use up what may be in flight. The confirm of a message that
+	// is forgotten here no longer counts, so its event is sent once more.
+	if over := len(p.late) - s.maxInFlight/2; over > 0 {
+		p.late = slices.Delete(p.late, 0, over)
 	}
 	return nil
 }

@@ -26,8 +26,7 @@ const (
 )
 
 var (
-	errBrokerSilent = errors.New("no confirm of any message within CONFIRM_TIMEOUT")
-	errBrokerMute   = errors.New("no confirm and no answer within CONFIRM_TIMEOUT")
+	errBrokerMute   = errors.New("the broker neither confirmed nor answered anything within CONFIRM_TIMEOUT")
 	errBrokerClosed = errors.New("connection closed")
 )
 
@@ -228,7 +227,11 @@ func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	case len(p.ready)+len(p.solo) > 0: // held back by the lease or the blocked broker
 		return leaseRecheck
 	case len(p.flights) == 1:
-		return max(p.cfg.ConfirmTimeout-(s.clock.now()-p.flights[0].sent), sweepInterval)
+		left := p.cfg.ConfirmTimeout - (s.clock.now() - p.flights[0].sent)
+		if half := p.cfg.ConfirmTimeout / 2; left > half {
+			left -= half // see expire
+		}
+		return max(left, sweepInterval)
 	case len(p.late) > 0:
 		return leaseRecheck
 	default:
@@ -303,7 +306,7 @@ func (p *AMQPPublisher) send(s *amqpSession, ch *amqpChannel, e *Event) error {
 		p.resolve(Result{Event: e, Outcome: Rejected, Reason: err.Error(), Final: true})
 		return nil
 	}
-	f := &flight{event: e, channel: ch, sent: s.clock.now(), seen: s.confirms}
+	f := &flight{event: e, channel: ch, sent: s.clock.now()}
 	f.confirm, err = ch.PublishWithDeferredConfirm(m.exchange, m.key, p.cfg.AMQPMandatory, false, m.publishing)
 	if errors.Is(err, amqp.ErrClosed) {
 		return err

@@ -148,6 +148,25 @@ func TestChainsAreForgottenWhenNothingIsLeft(t *testing.T) {
 	}
 }
 
+// What a queue never confirms must leave room for the events of others.
+func TestLateEventsAreForgottenWhenTheyAreMany(t *testing.T) {
+	p := newTestPublisher(t, func(c *Config) { c.ConfirmTimeout, c.Ordering = 5*time.Second, orderingNone })
+	p.Publish(eventsUpTo(30))
+	p.accept()
+	s := &amqpSession{clock: newPausableClock(), heard: 20 * time.Second, maxInFlight: 20}
+	s.clock.start = s.clock.start.Add(-20 * time.Second)
+	for _, e := range p.ready {
+		p.flights = append(p.flights, &flight{event: e, sent: time.Second})
+	}
+	p.ready = nil
+	if err := p.expire(s); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.late) != 10 || p.late[9].event.Seq != 30 {
+		t.Errorf("late = %d flights, want the last 10 that were sent", len(p.late))
+	}
+}
+
 func TestRecallGivesBackWhatWasNotWritten(t *testing.T) {
 	p := newTestPublisher(t, nil)
 	events := sameAggregate(3)
@@ -191,37 +210,39 @@ func TestEventThatClosedItsChannelGoesAlone(t *testing.T) {
 	}
 }
 
-// A confirm that is missing while others came is late if the broker still works, and lost with the
-// session if it does not.
+// A confirm that is missing is late if the broker still works, and lost with the session if it does
+// not. The event was sent at 1 s, so half of its time is over at 3.5 s, and it is due at 6 s.
 func TestMissingConfirmIsLateOnlyIfTheBrokerAnswers(t *testing.T) {
 	tests := []struct {
 		name         string
-		confirms     int // since it was sent
-		heard, asked time.Duration
-		answers      bool // the broker has answered, with
+		now          time.Duration
+		heard, asked time.Duration // asked is 0 where nothing was
+		answers      bool          // the broker has answered, with
 		answer       error
 		want         error
-		late         bool
+		late, asks   bool
 	}{
-		{name: "nothing was ever confirmed", want: errBrokerSilent},
-		{name: "others were confirmed since it was due", confirms: 1, heard: 7 * time.Second, late: true},
-		{name: "the broker answered since", confirms: 1, heard: 2 * time.Second, asked: 7 * time.Second, answers: true, late: true},
-		{name: "the answer is awaited", confirms: 1, heard: 2 * time.Second, asked: 7 * time.Second},
-		{name: "the answer did not come", confirms: 1, heard: 2 * time.Second, asked: 3 * time.Second, want: errBrokerMute},
-		{name: "the answer is that all is over", confirms: 1, asked: 7 * time.Second, answers: true, answer: amqp.ErrClosed, want: amqp.ErrClosed},
+		{name: "there is time", now: 3 * time.Second},
+		{name: "half of the time is over", now: 4 * time.Second, heard: 2 * time.Second, asks: true},
+		{name: "others were confirmed", now: 4 * time.Second, heard: 3600 * time.Millisecond},
+		{name: "others were confirmed, and it is due", now: 7 * time.Second, heard: 3600 * time.Millisecond, late: true},
+		{name: "the broker answered", now: 7 * time.Second, heard: 2 * time.Second, asked: 4 * time.Second, answers: true, late: true},
+		{name: "the answer is awaited", now: 5 * time.Second, heard: 2 * time.Second, asked: 4 * time.Second},
+		{name: "the answer did not come", now: 7 * time.Second, heard: 2 * time.Second, asked: 4 * time.Second, want: errBrokerMute},
+		{name: "the answer is that all is over", now: 5 * time.Second, asked: 4 * time.Second, answers: true, answer: amqp.ErrClosed, want: amqp.ErrClosed},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := newTestPublisher(t, func(c *Config) { c.ConfirmTimeout = 5 * time.Second })
 			p.Publish(eventsUpTo(1))
 			p.accept()
-			p.flights = []*flight{{event: p.ready[0], sent: time.Second}} // due at 6 s
+			p.flights = []*flight{{event: p.ready[0], sent: time.Second}}
 			p.ready = nil
-			s := &amqpSession{
-				clock: newPausableClock(), confirms: tt.confirms,
-				heard: tt.heard, asked: tt.asked, reply: make(chan error, 1),
+			s := &amqpSession{clock: newPausableClock(), heard: tt.heard, asked: tt.asked, maxInFlight: 10, question: func() error { return nil }}
+			s.clock.start = s.clock.start.Add(-tt.now)
+			if tt.asked > 0 {
+				s.reply = make(chan error, 1)
 			}
-			s.clock.start = s.clock.start.Add(-9 * time.Second) // it is 9 s now
 			if tt.answers {
 				s.reply <- tt.answer
 			}
@@ -238,6 +259,10 @@ func TestMissingConfirmIsLateOnlyIfTheBrokerAnswers(t *testing.T) {
 			if late := len(p.late) == 1; late != tt.late {
 				t.Errorf("late = %v, want %v", late, tt.late)
 			}
+			if asks := s.asked >= tt.now-time.Millisecond; asks != tt.asks {
+				t.Errorf("asks = %v, want %v", asks, tt.asks)
+			}
+			s.watcher.Wait()
 		})
 	}
 }

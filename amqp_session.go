@@ -34,12 +34,14 @@ type amqpSession struct {
 	main        *amqpChannel
 	side        *amqpChannel // for events that are published alone; nil until needed
 	maxInFlight int
-	confirms    int       // confirms seen, to tell a silent queue from a silent broker
+	confirms    int       // confirms seen
 	swept       time.Time // when all that is in flight was last looked at
 
 	heard time.Duration // on clock: the broker worked then, which a confirm or an answer has shown
 	asked time.Duration // on clock: when the question under way was asked
 	reply chan error    // its answer; nil when none is under way
+	// question asks it and waits; openAndClose but in tests.
+	question func() error
 }
 
 // amqpChannel is a channel in confirm mode. Its Go channels are its own: the library closes them
@@ -92,7 +94,7 @@ func dialAMQP(ctx context.Context, url string, cfg Config, exchange string, maxI
 		s.abandon()
 		return nil, err
 	}
-	s.conn = conn
+	s.conn, s.question = conn, s.openAndClose
 	s.conn.NotifyClose(s.gone)
 	blocked := s.conn.NotifyBlocked(make(chan amqp.Blocking, 1))
 	s.watcher.Go(func() {
@@ -158,13 +160,17 @@ func (s *amqpSession) ask() {
 	s.asked = s.clock.now()
 	reply := make(chan error, 1)
 	s.reply = reply
-	s.watcher.Go(func() { // with the connection it ends
-		ch, err := s.conn.Channel()
-		if err == nil {
-			err = ch.Close()
-		}
-		reply <- err
-	})
+	s.watcher.Go(func() { reply <- s.question() }) // with the connection it ends
+}
+
+// openAndClose is a question that costs the broker little and is answered behind all confirms that
+// it has sent.
+func (s *amqpSession) openAndClose() error {
+	ch, err := s.conn.Channel()
+	if err != nil {
+		return err
+	}
+	return ch.Close()
 }
 
 // answered takes note of the broker's answer, if it has come.

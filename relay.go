@@ -106,12 +106,13 @@ type Relay struct {
 	// What was claimed and is not settled outlives a session: the publisher has it.
 	hand      map[string]*held
 	handBytes int64
-	inFlight  int       // with the publisher
-	done      []Result  // to be settled
-	failures  int       // of done
-	locked    []Result  // could not be settled: another session has the row locked
-	open      bool      // a batch of an unordered outbox holds row locks
-	leased    time.Time // when the lease of events in flight, of which the locks are gone, was last renewed
+	inFlight  int            // with the publisher
+	done      []Result       // to be settled
+	failures  int            // of done
+	lates     map[string]int // by id: how often it was late since a confirm or failure of it
+	locked    []Result       // could not be settled: another session has the row locked
+	open      bool           // a batch of an unordered outbox holds row locks
+	leased    time.Time      // when the lease of events in flight, of which the locks are gone, was last renewed
 	low       lowWater
 
 	doorbell   doorbell
@@ -183,7 +184,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 // returns nil after an end in order, errShutdownOverrun, or an error that no restart mends.
 func (r *Relay) Run(ctx context.Context) error {
 	r.hand, r.low, r.limit = make(map[string]*held), newLowWater(), r.cfg.BatchSize
-	r.noted = make(map[string]bool)
+	r.noted, r.lates = make(map[string]bool), make(map[string]int)
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = restartMin, restartMax
 	failures := &repeatLog{log: r.log.With(keyServer, PeerPostgres), what: "work the outbox"}

@@ -62,6 +62,10 @@ func (r *Relay) accept(c Claim) {
 		r.nextRetry = time.Now().Add(c.NextRetry)
 	}
 	events := c.Events
+	if r.cfg.Ordering == orderingNone {
+		events = withoutCrowd(events)
+		r.due = r.due || len(events) < len(c.Events)
+	}
 	if len(r.locked) > 0 {
 		events = r.withoutLocked(events)
 	}

@@ -11,6 +11,11 @@ import (
 func (r *Relay) take(res Result) {
 	r.metrics.Outcomes[res.Outcome].Inc()
 	e := res.Event
+	if res.Outcome == Late { // counts no attempt, and must not pile up copies in its queue either
+		r.lates[e.ID]++
+	} else if len(r.lates) > 0 {
+		delete(r.lates, e.ID)
+	}
 	h := r.hand[e.ID]
 	if h != nil && h.event == e {
 		r.inFlight--
@@ -142,7 +147,7 @@ func (r *Relay) failure(res Result) Failure {
 	if res.Outcome == Nacked { // a full queue is a condition that passes
 		f.DeadAfter = r.cfg.DeadAfter
 	}
-	f.Retry = retryDelay(r.cfg.RetryBase, r.cfg.RetryMax, max(f.Attempts, 1))
+	f.Retry = retryDelay(r.cfg.RetryBase, r.cfg.RetryMax, max(f.Attempts, r.lates[e.ID], 1))
 	return f
 }
 

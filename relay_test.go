@@ -544,6 +544,29 @@ func TestUnorderedBatchGivesItsLocksUpWhileTheBrokerIsBlocked(t *testing.T) {
 	})
 }
 
+func TestUnorderedBatchHasFewEventsThatGoAlone(t *testing.T) {
+	events := eventsUpTo(100)
+	for i, e := range events {
+		e.Isolate = i%2 == 0
+	}
+	kept := withoutCrowd(events)
+	if len(kept) != 50+isolatedMost {
+		t.Errorf("%d events, want all 50 good ones and %d that go alone", len(kept), isolatedMost)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.cfg.Ordering, r.cfg.BatchSize = orderingNone, 100
+			r.session.pending = events
+		})
+		r.step(0)
+		if n := len(r.session.pending); n != 0 {
+			t.Errorf("%d events are left over, want the rest to follow in further batches", n)
+		}
+		r.stop()
+		r.step(0)
+	})
+}
+
 func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
 	for n := 1; n < 100; n++ {
 		want := time.Minute

@@ -1,6 +1,9 @@
 package main
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // leaseEvents is for how long events in flight are kept from other relays when their row locks
 // had to be given up, and leaseRenew how often that is renewed.
@@ -31,10 +34,7 @@ func (r *Relay) lease() error {
 	}
 	for _, h := range r.hand {
 		if !settled[h.event] {
-			s.Failed = append(s.Failed, Failure{
-				Event: h.event, Attempts: h.event.Attempts, Retry: leaseEvents,
-				Reason: "in flight while the broker is blocked",
-			})
+			s.Failed = append(s.Failed, Failure{Event: h.event, Attempts: h.event.Attempts, Retry: leaseEvents})
 		}
 	}
 	r.open = false
@@ -42,4 +42,19 @@ func (r *Relay) lease() error {
 		return err
 	}
 	return nil
+}
+
+// isolatedMost is how many events a batch may have that are published alone, one after the other.
+// The batch is one transaction, so all others in it wait for these.
+const isolatedMost = 10
+
+// withoutCrowd leaves out the isolated events beyond the first few. They stay due.
+func withoutCrowd(events []*Event) []*Event {
+	isolated := 0
+	return slices.DeleteFunc(slices.Clone(events), func(e *Event) bool {
+		if e.Isolate {
+			isolated++
+		}
+		return e.Isolate && isolated > isolatedMost
+	})
 }

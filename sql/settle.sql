@@ -8,7 +8,7 @@
 --   $4    attempts it has now                                  int[]
 --   $5    retry in this many milliseconds                      bigint[]
 --   $6    dead if at least this many milliseconds old, or NULL bigint[]
---   $7    why                                                  text[]
+--   $7    why; empty leaves what is there                      text[]
 --
 -- By the primary key. Never marks a row twice, and counts no failure that somebody else has
 -- counted or forgiven meanwhile: whoever woke up late changes nothing. {{if .SkipLocked}}Rows that another session
@@ -28,7 +28,7 @@ WITH confirmed AS (
 {{end}}), failed AS (
     UPDATE outbox_events e
     SET attempts = f.attempts,
-        last_error = f.reason,
+        last_error = coalesce(nullif(f.reason, ''), e.last_error),
         dead_at = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'
                        THEN clock_timestamp() END,
         retry_after = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'

@@ -87,12 +87,12 @@ func (a *alarmed) wantSettled(t *testing.T, p *testenv.Process, n int) {
 }
 
 // wantUncounted fails the test if an attempt was counted. An unordered relay gives its row locks up
-// during the alarm and keeps the events to itself by retry_after, with a reason beside it.
+// during the alarm and keeps the events to itself by retry_after.
 func (a *alarmed) wantUncounted(t *testing.T) {
 	t.Helper()
 	for _, said := range testenv.Query[string](t, a.dsn,
 		`SELECT format('%s: attempts %s, last_error %s', id, attempts, last_error) FROM outbox_events
-		 WHERE attempts <> 0 OR dead_at IS NOT NULL OR last_error <> 'in flight while the broker is blocked' LIMIT 3`) {
+		 WHERE attempts <> 0 OR dead_at IS NOT NULL OR last_error IS NOT NULL LIMIT 3`) {
 		t.Errorf("the alarm was counted against event %s", said)
 	}
 }

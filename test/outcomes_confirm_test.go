@@ -37,7 +37,7 @@ func TestNoConfirmAtAllIsAnOutage(t *testing.T) {
 			if took := time.Since(stalled); took > 10*time.Second { // 1 s, on a busy machine
 				t.Errorf("the relay took %v to give the session up, want about CONFIRM_TIMEOUT", took)
 			}
-			wantReason(t, "log", p.Logs(), "no confirm of any message within CONFIRM_TIMEOUT")
+			wantReason(t, "log", p.Logs(), "the broker neither confirmed nor answered anything within CONFIRM_TIMEOUT")
 			if got := outcomes(t, p, "unknown"); got != n {
 				t.Errorf("%d unknown outcomes, want %d", got, n)
 			}
@@ -114,5 +114,33 @@ func TestQueueThatConfirmsNothing(t *testing.T) {
 			wantFailures(t, p, "stuck", 0)
 			wantConnectionKept(t, p)
 		})
+	}
+}
+
+// The same with nothing else to publish: the broker still answers, so it is the queue. The connection stays, and
+// copies do not pile up, since each wait for the next is longer.
+func TestLoneEventOfAQueueThatConfirmsNothing(t *testing.T) {
+	broker := testenv.OwnRabbitMQ(t, testenv.Options{})
+	o := outboxOn(t, testenv.Database(t), broker.URL)
+	q := testenv.Consume(t, broker.URL, exchange)
+	p := o.start(t, "CONFIRM_TIMEOUT=500ms", "RETRY_BASE=500ms", "MAX_ATTEMPTS=1")
+	p.Ready(t)
+	suspend(t, broker, q, true)
+	id := o.insert(t, event{})[0]
+	testenv.Eventually(t, patience, "it was late three times", func() bool { return outcomes(t, p, "late") >= 3 })
+	if r := o.row(t, id); r.attempts != 0 || r.dead {
+		t.Errorf("row = %+v, want no attempt counted", r)
+	}
+	wait := testenv.Value[float64](t, o.dsn, "SELECT extract(epoch FROM retry_after - clock_timestamp()) FROM outbox_events")
+	if wait < 0.5 { // 2 s, less a fifth, less what has passed
+		t.Errorf("the next try is in %.1f s, want it to come later each time", wait)
+	}
+	wantConnectionKept(t, p)
+	p.Ready(t)
+	suspend(t, broker, q, false)
+	o.waitProcessed(t, id)
+	o.wantCopies(t, q, "true", 5)
+	if got := outcomes(t, p, "unknown"); got != 0 {
+		t.Errorf("%d unknown outcomes, want none", got)
 	}
 }
