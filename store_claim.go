@@ -145,7 +145,7 @@ type Failure struct {
 	Retry     time.Duration // from now
 	Dead      bool          // becomes a dead letter,
 	DeadAfter time.Duration // if it is at least this old
-	Reason    string // "" leaves last_error as it is
+	Reason    string        // "" leaves last_error as it is
 }
 
 // Settlement is what to mark in one commit.
