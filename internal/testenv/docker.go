@@ -80,6 +80,14 @@ var relayImage = sync.OnceValues(func() (map[string]string, error) {
 	return provide("relay")
 })
 
+// promtoolImage does the same for PROMTOOL_IMAGE.
+var promtoolImage = sync.OnceValues(func() (map[string]string, error) {
+	if ref := os.Getenv("PROMTOOL_IMAGE"); ref != "" {
+		return map[string]string{"PROMTOOL_IMAGE": ref}, nil
+	}
+	return provide("promtool")
+})
+
 func provide(names ...string) (map[string]string, error) {
 	root, err := moduleRoot()
 	if err != nil {
