@@ -25,7 +25,7 @@ var (
 	full       = flag.Bool("full", false, "measure; otherwise only try that everything works")
 	only       = flag.String("only", "", "regular expression: only scenarios whose names match, the optional ones too")
 	runs       = flag.Int("runs", 3, "repetitions of each measurement; variants take turns")
-	out        = flag.String("out", "", "file to append each measurement to, as a line of JSON")
+	out        = flag.String("out", "", "absolute path of a file to append each measurement to, as a line of JSON")
 	seconds    = flag.Int("seconds", 6, "length of a measurement of delays or writers")
 	rates      = flag.String("rates", "20,200,1000", "events a second at which delays are measured")
 	writers    = flag.Int("writers", 8, "sessions that write while delays are measured")
@@ -35,7 +35,7 @@ var (
 	drain      = flag.Int("drain", 60_000, "events to drain")
 	memory     = flag.Int("memory", 200_000, "events to drain for the relay's memory")
 	rows       = flag.Int("rows", 5_000_000, "processed rows of a big table")
-	against    = flag.String("against", "", "another build of the relay, to compare with")
+	against    = flag.String("against", "", "absolute path of another build of the relay, to compare with")
 	settings   list // of the relay
 	parameters list // of PostgreSQL
 )

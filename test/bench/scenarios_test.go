@@ -13,7 +13,7 @@ import (
 func scenarios(srv *servers, rates []int) []scenario {
 	var all []scenario
 	for _, rate := range rates {
-		all = append(all, delays(rate))
+		all = append(all, delays(rate), waking(rate))
 	}
 	b := batch{events: *drain, aggregates: *aggregates, bytes: *payload}
 	all = append(all, draining(b), srv.writing(),
@@ -60,6 +60,27 @@ func delays(rate int) scenario {
 	return s
 }
 
+// waking shows what the doorbell is worth at a rate, and whether the relay wakes at the right one.
+func waking(rate int) scenario {
+	const doorbell, always = "doorbell", "always notify"
+	return scenario{
+		name: fmt.Sprintf("waking %d/s", rate), optional: true,
+		variants: []variant{
+			{doorbell, delay(rate, startRelay())},
+			{always, delay(rate, func(t *testing.T, o outbox) *testenv.Process {
+				testenv.Exec(t, o.dsn, alwaysNotify)
+				return startRelay()(t, o)
+			})},
+		},
+		rows: []row{
+			{"commit to consumer, p50", "ms", "p50_ms", doorbell, always, goal{}},
+			{"commit to consumer, p99", "ms", "p99_ms", doorbell, always, goal{}},
+			{"transaction of the writer, p50", "ms", "write_p50_ms", doorbell, always, goal{}},
+			{"transaction of the writer, p99", "ms", "write_p99_ms", doorbell, always, goal{}},
+		},
+	}
+}
+
 func draining(b batch) scenario {
 	s := scenario{
 		name: "drain",
@@ -104,20 +125,21 @@ func (s *servers) writing() scenario {
 func tables(b batch) scenario {
 	relay := startRelay()
 	some := *rows / 10
-	s := scenario{name: "tables", optional: true, variants: []variant{
-		{"empty", backlog{batch: b, start: relay}.measure},
-		{"processed rows", backlog{batch: b, start: relay, prepare: processedRows(*rows)}.measure},
-		{"blocked followers", backlog{batch: b, start: relay, prepare: blockedRows(some)}.measure},
-		{"old snapshot", backlog{batch: b.of(some), start: relay, prepare: oldSnapshot}.measure},
-	}}
-	for i, what := range []string{
-		fmt.Sprintf("drain beside %d processed rows", *rows),
-		fmt.Sprintf("drain beside %d followers of a failed event", some),
-		fmt.Sprintf("drain %d events under an old snapshot", some),
-	} {
-		s.rows = append(s.rows, row{what, "events/s", "rate", s.variants[i+1].name, "empty", goal{ratio: 0.8}})
+	return scenario{
+		name: "tables", optional: true,
+		variants: []variant{
+			{"empty", backlog{batch: b, start: relay}.measure},
+			{"processed rows", backlog{batch: b, start: relay, prepare: processedRows(*rows)}.measure},
+			{"blocked followers", backlog{batch: b, start: relay, prepare: blockedRows(some)}.measure},
+			{"many events", backlog{batch: b.of(some), start: relay}.measure},
+			{"old snapshot", backlog{batch: b.of(some), start: relay, prepare: oldSnapshot}.measure},
+		},
+		rows: []row{
+			{fmt.Sprintf("drain beside %d processed rows", *rows), "events/s", "rate", "processed rows", "empty", goal{ratio: 0.8}},
+			{fmt.Sprintf("drain beside %d followers of a failed event", some), "events/s", "rate", "blocked followers", "empty", goal{ratio: 0.8}},
+			{fmt.Sprintf("drain %d events under an old snapshot", some), "events/s", "rate", "old snapshot", "many events", goal{ratio: 0.8}},
+		},
 	}
-	return s
 }
 
 func recoveries() scenario {
