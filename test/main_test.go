@@ -5,6 +5,7 @@ package test
 import (
 	"database/sql"
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -199,4 +200,13 @@ func (o *outbox) waitRowCount(t *testing.T, where string, want int) {
 	testenv.Eventually(t, patience, fmt.Sprintf("%d rows have %s", want, where), func() bool {
 		return o.count(t, where) == want
 	})
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
