@@ -111,7 +111,9 @@ func (d *doctor) checkListen(ctx context.Context, o *operator) {
 			}
 		}
 	})
-	defer func() { go l.Close() }() // which may wait for a dial; the process ends soon
+	defer func() {
+		go func() { _ = l.Close() }() // which may wait for a dial; the process ends soon
+	}()
 	const channel = "outbox_doctor"
 	began := time.Now()
 	listening := make(chan error, 1)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"os"
 	"os/user"
 
@@ -18,18 +17,9 @@ import (
 	sqlfiles "outbox-relay/sql"
 )
 
-// operatorSettings are given with the connect, and not set later, so that nothing of them is left
-// behind in the session of a pooler: that refuses them instead.
-var operatorSettings = map[string]string{
-	"statement_timeout":                   "10s",
-	"lock_timeout":                        "2s",
-	"idle_in_transaction_session_timeout": "30s",
-	"default_transaction_isolation":       "read committed",
-}
-
 // operator is the session of a command that a person runs beside the relays: status, pause,
 // dead-letters and the like. It is bounded in every wait: connecting by connectTimeout, statements
-// by ten seconds, and each answer by answerTimeout. It is never repaired. Not safe for concurrent use.
+// and locks by the settings in sql/operator.sql, and each answer by answerTimeout. It is never repaired. Not safe for concurrent use.
 type operator struct {
 	*sql.Conn
 	db      *sql.DB
@@ -53,7 +43,8 @@ func openOperator(ctx context.Context, cfg Config, command string) (*operator, e
 	return o, nil
 }
 
-// connectOperator connects and asks nothing yet.
+// connectOperator connects, and does not look for an outbox yet. It returns errPooler where settings would
+// be those of whoever comes next.
 func connectOperator(ctx context.Context, cfg Config, command string) (*operator, error) {
 	dsn, err := cfg.databaseDSN()
 	if err != nil {
@@ -66,10 +57,6 @@ func connectOperator(ctx context.Context, cfg Config, command string) (*operator
 	if pc.ApplicationName == applicationName { // not one of the user's
 		pc.ApplicationName += " " + command
 	}
-	if pc.Runtime == nil {
-		pc.Runtime = make(map[string]string)
-	}
-	maps.Copy(pc.Runtime, operatorSettings)
 	connector, err := pq.NewConnectorConfig(pc)
 	if err != nil {
 		return nil, fmt.Errorf("DATABASE_URL: %s", scrubPQ(err))
@@ -80,7 +67,23 @@ func connectOperator(ctx context.Context, cfg Config, command string) (*operator
 		_ = o.db.Close()
 		return nil, operatorError("connect to PostgreSQL", err)
 	}
+	if err := o.prepare(ctx); err != nil {
+		o.Close()
+		return nil, operatorError("connect to PostgreSQL", err)
+	}
 	return o, nil
+}
+
+func (o *operator) prepare(ctx context.Context) error {
+	var pid int
+	if err := o.QueryRowContext(ctx, sqlfiles.Session("backend")).Scan(&pid); err != nil {
+		return err
+	}
+	if err := refusePooler(ctx, o.db, o.Conn, pid); err != nil {
+		return err
+	}
+	_, err := o.ExecContext(ctx, sqlfiles.Operator("settings"))
+	return err
 }
 
 // find looks for the outbox in the database.
@@ -125,10 +128,6 @@ func operatorError(doing string, err error) error {
 		return fmt.Errorf("%s: the database role lacks a right, sql/roles.sql lists them: %w", doing, err)
 	case pq.As(err, pqerror.ReadOnlySQLTransaction) != nil:
 		return fmt.Errorf("%s: the database is read-only: %w", doing, err)
-	case pq.As(err, pqerror.ProtocolViolation) != nil: // how a pooler refuses our settings
-		return fmt.Errorf("%s: is this a pooler? connect to the server itself: %w", doing, err)
-	case pq.As(err, pqerror.QueryCanceled) != nil:
-		return fmt.Errorf("%s: gave up after %s: %w", doing, operatorSettings["statement_timeout"], err)
 	}
 	return fmt.Errorf("%s: %w", doing, err)
 }

@@ -28,7 +28,8 @@ type (
 	resumeCommand struct{}
 )
 
-func (pauseCommand) uses(setting string) bool  { return ofDatabase(setting) || setting == "LOG_FORMAT" }
+func (pauseCommand) uses(setting string) bool { return ofDatabase(setting) || setting == "LOG_FORMAT" }
+
 func (resumeCommand) uses(setting string) bool { return ofDatabase(setting) || setting == "LOG_FORMAT" }
 
 func (c pauseCommand) run(ctx context.Context, cfg Config, std stdio) error {

@@ -65,6 +65,7 @@ func (s *fakeSession) Beat() (bool, error) {
 	err := s.fail("beat")
 	return s.paused, err
 }
+
 func (s *fakeSession) Show(f Flag, up bool) error {
 	if s.flags[f] == up {
 		return fmt.Errorf("flag %d is %v already", f, up)

@@ -101,9 +101,6 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	if s.conn, err = db.Conn(ctx); err != nil {
 		return err
 	}
-	if _, err := s.exec(sqlfiles.Session("setup")); err != nil {
-		return err
-	}
 	var table sql.NullInt64
 	var payloadType sql.NullString
 	var pid, version int
@@ -129,7 +126,10 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	if s.contentType == "" {
 		return fmt.Errorf("outbox_events.payload is of type %q: it must be jsonb, json, text or bytea", payloadType.String)
 	}
-	if err := s.refusePooler(ctx, pid); err != nil {
+	if err := refusePooler(ctx, s.db, s.conn, pid); err != nil {
+		return err // before anything is set, which a pooler would hand to others
+	}
+	if _, err := s.exec(sqlfiles.Session("setup")); err != nil {
 		return err
 	}
 	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), false, payloadType.String)); err != nil {
@@ -160,30 +160,32 @@ func openDatabase(cfg Config) (*sql.DB, error) {
 	return sql.OpenDB(connector), nil
 }
 
-// refusePooler finds a transaction pooler: outside of a transaction it lends our server session
-// to whoever begins one.
-func (s *WorkingSession) refusePooler(ctx context.Context, pid int) error {
-	other, err := s.db.Conn(ctx)
+// refusePooler returns errPooler when conn, whose server process is pid, leads through a transaction
+// pooler: outside of a transaction that lends our server session to whoever begins one.
+func refusePooler(ctx context.Context, db *sql.DB, conn *sql.Conn, pid int) error {
+	other, err := db.Conn(ctx)
 	if err != nil {
 		return fmt.Errorf("second connection: %w", err)
 	}
 	defer func() {
 		_ = other.Raw(func(any) error { return driver.ErrBadConn }) // close it, don't pool it
 	}()
-	tx, err := other.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }()
-	var otherPID, ourPID int
-	if err := tx.QueryRowContext(ctx, sqlfiles.Session("backend")).Scan(&otherPID); err != nil {
-		return err
-	}
-	if err := s.conn.QueryRowContext(context.Background(), sqlfiles.Session("backend")).Scan(&ourPID); err != nil {
-		return err
-	}
-	if otherPID == pid || ourPID != pid {
-		return errPooler
+	for range 5 { // beside other clients of the pooler, one try may miss
+		tx, err := other.BeginTx(ctx, nil)
+		if err != nil {
+			return err
+		}
+		var otherPID, ourPID int
+		err = tx.QueryRowContext(ctx, sqlfiles.Session("backend")).Scan(&otherPID)
+		if err == nil {
+			err = conn.QueryRowContext(context.Background(), sqlfiles.Session("backend")).Scan(&ourPID)
+		}
+		if err := errors.Join(err, tx.Rollback()); err != nil {
+			return err
+		}
+		if otherPID == pid || ourPID != pid {
+			return errPooler
+		}
 	}
 	return nil
 }

@@ -20,8 +20,10 @@ func TestSchemaHasTheConstantsOfThisPackage(t *testing.T) {
 }
 
 func TestLockClassesDiffer(t *testing.T) {
-	classes := []int32{DoorbellLockClass, WorkLockClass, KeeperLockClass, RetentionLockClass, MigrateLockClass,
-		RelayFlagClass, PausedFlagClass, ListenFlagClass, BrokerFlagClass}
+	classes := []int32{
+		DoorbellLockClass, WorkLockClass, KeeperLockClass, RetentionLockClass, MigrateLockClass,
+		RelayFlagClass, PausedFlagClass, ListenFlagClass, BrokerFlagClass,
+	}
 	slices.Sort(classes)
 	if len(slices.Compact(slices.Clone(classes))) != len(classes) {
 		t.Error("two locks have the same class")

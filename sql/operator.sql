@@ -1,5 +1,12 @@
 -- What the commands for people ask and do, each in a section of its own.
 
+-- section: settings
+-- Nothing that a person asks for may hold others up.
+SET statement_timeout = '10s';
+SET lock_timeout = '2s';
+SET idle_in_transaction_session_timeout = '30s';
+SET default_transaction_isolation = 'read committed';
+
 -- section: facts
 -- Which outbox is this, and who asks?
 SELECT to_regclass('outbox_events')::oid::bigint,

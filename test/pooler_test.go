@@ -27,6 +27,12 @@ func TestTransactionPoolerIsRefused(t *testing.T) {
 	if code == 0 || !strings.Contains(stderr, "pooler") {
 		t.Errorf("migrate: exit code %d, %s", code, stderr)
 	}
+	wantRefused(t, pooled, 2, []string{"pause"}, "transaction pooler", "name the server itself")
+	wantFinding(t, doctor(t, "DATABASE_URL="+pooled, "AMQP_URL="+o.amqpURL), "postgres", "fault", "transaction pooler")
+	// Nothing of ours may be left in a session that the pooler hands to others.
+	if limit := testenv.Value[string](t, pooled, "SHOW statement_timeout"); limit != "0" {
+		t.Errorf("the pooler's session was left with a statement_timeout of %s", limit)
+	}
 }
 
 // A pooler in session mode passes everything on.
@@ -34,8 +40,12 @@ func TestSessionPoolerWorks(t *testing.T) {
 	pg := testenv.OwnPostgres(t, testenv.Options{Ports: []string{testenv.PoolerPort}})
 	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
 	q := testenv.Consume(t, o.amqpURL, exchange)
-	p := testenv.Start(t, "DATABASE_URL="+pg.Pooler(t, "session"), "AMQP_URL="+o.amqpURL, "FALLBACK_INTERVAL=1h")
+	pooled := pg.Pooler(t, "session")
+	p := testenv.Start(t, "DATABASE_URL="+pooled, "AMQP_URL="+o.amqpURL, "FALLBACK_INTERVAL=1h")
 	p.Ready(t)
+	if s := (&outbox{dsn: pooled}).status(t); len(s.Relays) != 1 {
+		t.Errorf("status = %+v, want the relay", s)
+	}
 	for range 3 {
 		id := o.insert(t, event{})[0]
 		if d := q.Next(t, patience); d.MessageId != id {
