@@ -17,6 +17,9 @@ const (
 	// sweepInterval is how often confirms behind a slow one are looked for. Confirms mostly come
 	// in order, so the oldest is waited for and the others are found in passing.
 	sweepInterval = 2 * time.Millisecond
+	// steadyFlights is how many messages are in flight at most while confirms take less than slowConfirm.
+	steadyFlights = 256
+	slowConfirm   = 50 * time.Millisecond
 	// leaseRecheck is how often a lapsed lease is looked at again.
 	leaseRecheck = 100 * time.Millisecond
 	// reconnectMin and reconnectMax bound the pause between attempts to connect: short enough
@@ -256,7 +259,7 @@ func (p *AMQPPublisher) writeReady(s *amqpSession) error {
 	n := 0
 	defer func() { p.ready = slices.Delete(p.ready, 0, n) }()
 	for _, e := range p.ready {
-		if len(p.flights)+len(p.late) >= s.maxInFlight || !p.mayPublish() {
+		if !p.mayWrite(s) || !p.mayPublish() {
 			return nil
 		}
 		err := p.send(s, s.main, e)
@@ -269,6 +272,17 @@ func (p *AMQPPublisher) writeReady(s *amqpSession) error {
 		}
 	}
 	return nil
+}
+
+// mayWrite reports whether one more message may be in flight. RabbitMQ's processes grant each other credit for
+// 400 messages and stop to wait when it is used up: it takes more in the same time when fewer are
+// before it. Where confirms take long, more must be in flight to make use of that time.
+func (p *AMQPPublisher) mayWrite(s *amqpSession) bool {
+	n := len(p.flights)
+	if n+len(p.late) >= s.maxInFlight {
+		return false
+	}
+	return n < steadyFlights || s.clock.now()-p.flights[0].sent > slowConfirm
 }
 
 // writeSolo publishes the next event that has to go alone, on a channel of its own, so that the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -216,6 +217,19 @@ func runContainer(ctx context.Context, s spec) (*Container, error) {
 
 func containerName(kind string) string {
 	return fmt.Sprintf("outbox-relay-test-%s-%08x", kind, rand.Uint32())
+}
+
+// Direct returns host:port of a port inside the container's own network, past Docker's proxy, where the
+// host can reach it, as on Linux; otherwise it is Addr. It changes when the container is stopped.
+func (c *Container) Direct(port string) string {
+	number, _, _ := strings.Cut(port, "/")
+	addr := net.JoinHostPort(c.IP(), number)
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return c.Addr(port)
+	}
+	_ = conn.Close()
+	return addr
 }
 
 // IP is the container's address in the network it shares with other containers.
