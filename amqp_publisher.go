@@ -23,9 +23,9 @@ const (
 	// leaseRecheck is how often a lapsed lease is looked at again.
 	leaseRecheck = 100 * time.Millisecond
 	// reconnectMin and reconnectMax bound the pause between attempts to connect: short enough
-	// that a broker that is back is used within about a second.
+	// that a broker that is back is used at once, for people.
 	reconnectMin = 100 * time.Millisecond
-	reconnectMax = time.Second
+	reconnectMax = 500 * time.Millisecond
 )
 
 var (

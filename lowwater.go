@@ -111,5 +111,9 @@ func (l *look) claimed(c Claim, mark int64, began time.Time) {
 
 // due reports whether it is time for a look.
 func (l *look) due() bool {
-	return !l.wanted && l.stale && time.Since(l.ended) >= max(lookInterval, lookRest*l.took)
+	return !l.wanted && l.stale && l.rested() && time.Since(l.ended) >= lookInterval
 }
+
+// rested reports whether enough time has passed since the last look, by its cost: with hundreds of
+// thousands of events behind a failed one a look takes most of a second.
+func (l *look) rested() bool { return time.Since(l.ended) >= lookRest*l.took }

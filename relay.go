@@ -24,7 +24,7 @@ const (
 	settleReserve = 2 * time.Second
 	// restartMin and restartMax bound the pause between working sessions.
 	restartMin = 100 * time.Millisecond
-	restartMax = time.Second
+	restartMax = 500 * time.Millisecond
 )
 
 // Names of the health checks.

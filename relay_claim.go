@@ -52,8 +52,8 @@ func (r *Relay) accept(c Claim) {
 	r.metrics.Claims.Inc()
 	r.low.claimed(c)
 	r.due = c.More
-	if c.Cut { // large payloads: have the server unpack no more than about fits
-		r.limit = min(max(2*len(c.Events), 1), r.cfg.BatchSize)
+	if c.Cut { // large payloads: have the server unpack little more than fits
+		r.limit = min(len(c.Events)+len(c.Events)/8+1, r.cfg.BatchSize)
 	} else {
 		r.limit = min(2*r.limit, r.cfg.BatchSize)
 	}

@@ -43,7 +43,9 @@ func (r *Relay) wait(ctx context.Context, t *timers) error {
 		r.look.begin()
 	case <-t.fallback.C:
 		r.wake(CauseFallback)
-		r.look.begin()
+		if r.look.rested() {
+			r.look.begin()
+		}
 	case <-t.beat.C:
 		return r.beat()
 	case <-t.wake.C:
