@@ -114,6 +114,7 @@ type Relay struct {
 	open      bool           // a batch of an unordered outbox holds row locks
 	leased    time.Time      // when the lease of events in flight, of which the locks are gone, was last renewed
 	low       lowWater
+	released  int64 // how often dead letters were retried or discarded, by the last claim
 
 	doorbell   doorbell
 	connected  bool            // there was a session before

@@ -41,6 +41,12 @@ func (r *Relay) claim() error {
 	if err != nil {
 		return err
 	}
+	released := c.Released != r.released
+	r.released = c.Released
+	if released && q.Mark >= 0 { // what a dead letter held back is below the mark, and comes before what was found
+		r.look.begin()
+		return nil
+	}
 	r.look.claimed(c, r.low.mark, began)
 	r.doorbell.claimed(len(c.Events), time.Since(began))
 	r.accept(c)

@@ -35,6 +35,7 @@ type fakeSession struct {
 	noted     []string
 	flags     map[Flag]bool
 	errors    []string // written down
+	decided   int64    // how often a person decided about dead letters
 	baton     *baton
 }
 
@@ -91,7 +92,7 @@ func (s *fakeSession) TryDoorbell() (bool, error) {
 
 func (s *fakeSession) Claim(q ClaimQuery) (Claim, error) {
 	s.claims = append(s.claims, q)
-	c := Claim{Xmin: 1, Xmax: 1}
+	c := Claim{Xmin: 1, Xmax: 1, Released: s.decided}
 	for _, e := range s.pending {
 		if e.Seq <= q.Mark || slices.Contains(q.InHand, e.ID) {
 			continue
@@ -565,6 +566,28 @@ func TestUnorderedBatchHasFewEventsThatGoAlone(t *testing.T) {
 		}
 		r.stop()
 		r.step(0)
+	})
+}
+
+// A dead letter that is retried, and events that it held back, are below the low-water mark by then.
+// An event of the aggregate that is new must not be published before them.
+func TestReleasedEventsComeBeforeNewOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.low.mark = 100
+		r.session.pending = []*Event{eventNumber(3), eventNumber(6), eventNumber(150)}
+		r.session.decided++
+		r.notified.Ring()
+		r.step(0)
+		r.stop()
+		r.step(0)
+		var got []int64
+		for _, e := range slices.Concat(r.publisher.got...) {
+			got = append(got, e.Seq)
+		}
+		if want := []int64{3, 6, 150}; !slices.Equal(got, want) {
+			t.Errorf("published %v, want %v", got, want)
+		}
 	})
 }
 

@@ -34,6 +34,7 @@ type Claim struct {
 	Seen       int64
 	Xmin, Xmax int64         // of the claim's snapshot
 	NextRetry  time.Duration // until the next failed event is due; 0 for none
+	Released   int64         // how often dead letters were retried or discarded so far
 }
 
 // Claim finds the events to publish next. An ordered claim locks nothing. An unordered one locks
@@ -92,7 +93,7 @@ func (s *WorkingSession) queryClaim(stmt driver.Stmt, q ClaimQuery) (Claim, erro
 	if c.More { // rows of one seq, that is of seq 0, may have been cut apart
 		c.Seen = max(lastFresh, 0)
 	}
-	c.Xmin, c.Xmax = facts.Xmin, facts.Xmax
+	c.Xmin, c.Xmax, c.Released = facts.Xmin, facts.Xmax, facts.Released
 	if facts.RetryMS != nil {
 		c.NextRetry = time.Duration(max(*facts.RetryMS, 1)) * time.Millisecond
 	}
@@ -105,6 +106,7 @@ type claimFacts struct {
 	Retries, Fresh int    // rows found, before the bound in bytes
 	RetryMS        *int64 `json:"retry_ms"`
 	Xmin, Xmax     int64
+	Released       int64
 }
 
 // eventOf reads one of the other rows of claim.sql, behind its first column.

@@ -86,6 +86,7 @@ SELECT json_build_object(
            'fresh', (SELECT count(*) FROM fresh),
            'retry_ms', (SELECT (extract(epoch FROM min(retry_after) - clock_timestamp()) * 1000)::bigint FROM outbox_events
                         WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL AND retry_after > now()),
+           'released', (SELECT released FROM outbox_relay_state),
            'xmin', pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
            'xmax', pg_snapshot_xmax(pg_current_snapshot())::text::bigint)::text AS facts,
        NULL::text AS id, NULL::bigint AS seq, NULL::text AS aggregate_type, NULL::text AS aggregate_id,

@@ -16,7 +16,8 @@
 --     VALUES ('order', '42', 'order.created', '{"total": 10}');
 --
 -- State of a row: processed_at set: published and confirmed. dead_at set: given up, waits for a
--- person. retry_after set: failed before, due again at that time. None of them: to be published.
+-- person; both: discarded by a person. retry_after set: failed before, due again at that time. None
+-- of them: to be published.
 -- The payload may also be declared JSON, TEXT or BYTEA.
 CREATE TABLE IF NOT EXISTS outbox_events (
     id             UUID         PRIMARY KEY DEFAULT gen_random_uuid(), -- becomes the message-id
@@ -108,6 +109,7 @@ CREATE TABLE IF NOT EXISTS outbox_relay_state (
     leader_since  TIMESTAMPTZ,
     clean         BOOLEAN NOT NULL DEFAULT true,  -- the last leader ended in order
     deaths        INT     NOT NULL DEFAULT 0,     -- unclean ends in a row
+    released      BIGINT  NOT NULL DEFAULT 0,     -- how often dead letters were retried or discarded
     paused_at     TIMESTAMPTZ,                    -- NULL: not paused
     paused_by     TEXT,
     last_error    TEXT,
