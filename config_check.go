@@ -53,8 +53,12 @@ func (c Config) validate(cmd command, read []fault, lookup func(string) (string,
 	}
 	faults = slices.Concat(faults, c.conflicts(fine), c.databaseFaults(lookup), c.amqpFaults(), c.httpFaults())
 
+	if c, ok := cmd.(checked); ok {
+		faults = append(faults, c.faults()...)
+	}
 	faults = slices.DeleteFunc(faults, func(f fault) bool {
-		return !strings.HasPrefix(f.setting, "--") && !cmd.uses(f.setting)
+		ofCommand := strings.HasPrefix(f.setting, "--") || strings.HasPrefix(f.setting, "<")
+		return !ofCommand && !cmd.uses(f.setting)
 	})
 	if len(faults) == 0 {
 		return nil

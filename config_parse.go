@@ -24,6 +24,7 @@ type commandLine struct {
 	Resume      resumeCommand      `cmd:"" help:"Let the relays publish again."`
 	Doctor      doctorCommand      `cmd:"" help:"Check the whole installation, and say what is wrong and how to mend it."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
+	DeadLetters deadLettersCommand `cmd:"" name:"dead-letters" help:"Look at events that were given up, and decide what becomes of them."`
 	Version     versionCommand     `cmd:"" help:"Print the version and end."`
 }
 
@@ -47,6 +48,9 @@ func parseConfig(args, environ []string, stdout io.Writer) (cmd command, cfg Con
 		kong.ValueFormatter(helpText),
 		kong.Resolvers(environment(environ)),
 		kong.TypeMapper(reflect.TypeFor[time.Duration](), lenient{&faults, setDuration}),
+		kong.TypeMapper(reflect.TypeFor[eventID](), lenient{&faults, setEventID}),
+		kong.TypeMapper(reflect.TypeFor[term](), lenient{&faults, setTerm}),
+		kong.TypeMapper(reflect.TypeFor[moment](), lenient{&faults, setMoment}),
 		kong.KindMapper(reflect.Int, lenient{&faults, setInt}),
 		kong.KindMapper(reflect.Int64, lenient{&faults, setInt}),
 		kong.KindMapper(reflect.Bool, lenientBool{lenient{&faults, setBool}}),
@@ -154,9 +158,12 @@ func (l lenient) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
 	}
 	text := fmt.Sprint(token.Value)
 	if wanted := l.set(target, text); wanted != "" {
-		name := "--" + ctx.Value.Name
-		if f := ctx.Value.Flag; f != nil && len(f.Envs) > 0 {
-			name = f.Envs[0]
+		name := "<" + ctx.Value.Name + ">"
+		if f := ctx.Value.Flag; f != nil {
+			name = "--" + f.Name
+			if len(f.Envs) > 0 {
+				name = f.Envs[0]
+			}
 		}
 		*l.faults = append(*l.faults, fault{name, fmt.Sprintf("%q is not %s", text, wanted)})
 	}

@@ -197,12 +197,15 @@ func TestCommandsNeedOnlyTheirSettings(t *testing.T) {
 	}{
 		{"run", []string{"DATABASE_URL", "AMQP_URL", "HTTP_ADDR", "LOG_LEVEL"}},
 		{"migrate", []string{"DATABASE_URL"}},
+		{"dead-letters list", []string{"DATABASE_URL"}},
+		{"dead-letters retry --all", []string{"DATABASE_URL"}},
+		{"dead-letters discard --rate=0 7", []string{"DATABASE_URL", "<id>", "--rate"}},
 		{"healthcheck", []string{"HTTP_ADDR"}},
 		{"version", nil},
 	}
 	for _, tt := range tests {
 		t.Run(tt.command, func(t *testing.T) {
-			command, cfg, faults, err := parseConfig([]string{tt.command}, []string{"HTTP_ADDR=x", "LOG_LEVEL=x"}, io.Discard)
+			command, cfg, faults, err := parseConfig(strings.Fields(tt.command), []string{"HTTP_ADDR=x", "LOG_LEVEL=x"}, io.Discard)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -21,6 +21,7 @@ const (
 	exitMisconfigured = 2 // a restart will not help
 	exitOverrun       = 3 // SHUTDOWN_TIMEOUT passed before all was settled; what was unsettled is sent again
 	exitFaults        = 4 // doctor found faults
+	exitUnconfirmed   = 5 // nothing was done: many events would be touched, and --yes is missing
 )
 
 // shutdownGrace is how much longer than SHUTDOWN_TIMEOUT, which the relay itself keeps to, run
@@ -76,6 +77,8 @@ func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		return exitMisconfigured
 	case errors.Is(err, errFaults):
 		return exitFaults
+	case errors.Is(err, errUnconfirmed):
+		return exitUnconfirmed
 	}
 	return exitFailed
 }

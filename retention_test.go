@@ -77,7 +77,7 @@ func TestRetentionDeletesOnlyWhatIsProcessedAndOld(t *testing.T) {
 		insertKind(t, db, 100, "failed", ", created_at, attempts, retry_after", ", "+old+", 1, "+old)
 		insertKind(t, db, 100, "dead", ", created_at, attempts, dead_at", ", "+old+", 9, "+old)
 		insertKind(t, db, 3000, "old", ", processed_at", ", "+old)
-		insertKind(t, db, 100, "old, confirmed when it was dead", ", dead_at, processed_at", ", "+old+", "+old)
+		insertKind(t, db, 100, "old, discarded", ", dead_at, processed_at", ", "+old+", "+old)
 		insertKind(t, db, 100, "young", ", created_at, processed_at", ", "+old+", "+young)
 	}
 	locked := begin(t, db, "UPDATE outbox_events SET event_type = 'locked' WHERE event_type = 'old' AND aggregate_id = '7'")

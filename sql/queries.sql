@@ -58,7 +58,8 @@ ORDER BY dead_at DESC
 LIMIT $1;
 
 -- name: RetryDeadLetter :execrows
--- Makes a dead letter an event that never failed; the relay finds it within FALLBACK_INTERVAL.
--- Primary key; locks the row.
+-- Makes a dead letter an event that never failed; the relay finds it within FALLBACK_INTERVAL. Not
+-- with ON_DEAD_LETTER=hold: there `outbox-relay dead-letters retry` keeps the order. Primary key;
+-- locks the row.
 UPDATE outbox_events SET attempts = 0, retry_after = NULL, last_error = NULL, dead_at = NULL
 WHERE id = $1 AND dead_at IS NOT NULL AND processed_at IS NULL;

@@ -14,7 +14,7 @@
 -- counted or forgiven meanwhile: whoever woke up late changes nothing. {{if .SkipLocked}}Rows that another session
 -- has locked are passed over.{{else}}It waits for a locked row as long as lock_timeout allows.{{end}}
 WITH confirmed AS (
-    {{if .Remove}}DELETE FROM outbox_events{{else}}UPDATE outbox_events SET processed_at = clock_timestamp(){{end}}
+    {{if .Remove}}DELETE FROM outbox_events{{else}}UPDATE outbox_events SET processed_at = clock_timestamp(), dead_at = NULL{{end}}
     WHERE id = ANY ({{if .SkipLocked}}ARRAY(
               SELECT id FROM outbox_events WHERE id = ANY ($1::uuid[]) AND processed_at IS NULL
               FOR UPDATE SKIP LOCKED){{else}}$1::uuid[]{{end}})

@@ -21,6 +21,8 @@ var (
 	status string
 	//go:embed doctor.sql
 	doctor string
+	//go:embed dead_letters.sql
+	deadLetters string
 	// Backlog counts what is pending and dead, for gauges.
 	//
 	//go:embed backlog.sql
@@ -67,6 +69,14 @@ func Status(name string) string {
 
 // Doctor is one statement of doctor.sql by the name in its "-- section:" line.
 func Doctor(name string) string { return section(doctor, name) }
+
+// DeadLetters is one statement of dead_letters.sql by the name in its "-- section:" line.
+func DeadLetters(name string) string { return matching(deadLetters, name) }
+
+// matching is a statement of a text whose section "matching" says which rows are meant.
+func matching(text, name string) string {
+	return fill(section(text, name), struct{ Matching string }{section(text, "matching")})
+}
 
 // RetentionTry is the statement of retention.sql that tries the lock on a table.
 func RetentionTry(table uint32) string {

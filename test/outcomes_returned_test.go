@@ -74,10 +74,9 @@ func TestReturnedEventBecomesADeadLetter(t *testing.T) {
 		wantConnectionKept(t, p)
 		wantReason(t, "log", p.Logs(), id, "NO_ROUTE")
 
-		// What the README says of a dead letter that is to be published again.
 		o.bind(t, q, "lost")
-		testenv.Exec(t, o.dsn, `UPDATE outbox_events SET attempts = 0, retry_after = NULL, last_error = NULL, dead_at = NULL WHERE id = $1`, id)
-		o.wantDelivered(t, q, "true", 1)
+		o.mustOperate(t, "dead-letters", "retry", id)
+		o.wantCopies(t, q, "true", 1) // the reason stays, as a record
 	})
 }
 
