@@ -37,6 +37,7 @@ var reservedKeys = map[string]bool{
 	headerAggregateType: true,
 	headerAggregateID:   true,
 	headerAttempt:       true,
+	headerReplay:        true,
 	"message-id":        true,
 	"type":              true,
 	"timestamp":         true,

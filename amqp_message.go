@@ -17,6 +17,7 @@ const (
 	headerAggregateType = "aggregate_type"
 	headerAggregateID   = "aggregate_id"
 	headerAttempt       = "attempt"
+	headerReplay        = "replay" // true in what the replay command sends, otherwise left out
 
 	appID = "outbox-relay"
 )

@@ -24,6 +24,7 @@ type commandLine struct {
 	Resume      resumeCommand      `cmd:"" help:"Let the relays publish again."`
 	Doctor      doctorCommand      `cmd:"" help:"Check the whole installation, and say what is wrong and how to mend it."`
 	Healthcheck healthcheckCommand `cmd:"" help:"Ask the relay in this container whether it lives; for HEALTHCHECK."`
+	Replay      replayCommand      `cmd:"" help:"Send published events again: to a new consumer, or after a queue was lost."`
 	DeadLetters deadLettersCommand `cmd:"" name:"dead-letters" help:"Look at events that were given up, and decide what becomes of them."`
 	Version     versionCommand     `cmd:"" help:"Print the version and end."`
 }

@@ -198,6 +198,8 @@ func TestCommandsNeedOnlyTheirSettings(t *testing.T) {
 		{"run", []string{"DATABASE_URL", "AMQP_URL", "HTTP_ADDR", "LOG_LEVEL"}},
 		{"migrate", []string{"DATABASE_URL"}},
 		{"dead-letters list", []string{"DATABASE_URL"}},
+		{"replay --all", []string{"DATABASE_URL", "AMQP_URL"}},
+		{"replay --rate=0 --after=-1", []string{"DATABASE_URL", "AMQP_URL", "--rate", "--after", "--all"}},
 		{"dead-letters retry --all", []string{"DATABASE_URL"}},
 		{"dead-letters discard --rate=0 7", []string{"DATABASE_URL", "<id>", "--rate"}},
 		{"healthcheck", []string{"HTTP_ADDR"}},

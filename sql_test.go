@@ -217,6 +217,7 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 		"status.sql":       sqlfiles.Status,
 		"doctor.sql":       sqlfiles.Doctor,
 		"dead_letters.sql": sqlfiles.DeadLetters,
+		"replay.sql":       func(name string) string { return sqlfiles.Replay(name, "jsonb") },
 	} {
 		for _, name := range sections(t, file) {
 			if s := statement(name); regexp.MustCompile(`(?m)^(SELECT|WITH|INSERT|UPDATE|DELETE) `).MatchString(s) {

@@ -21,6 +21,8 @@ var (
 	status string
 	//go:embed doctor.sql
 	doctor string
+	//go:embed replay.sql
+	replay string
 	//go:embed dead_letters.sql
 	deadLetters string
 	// Backlog counts what is pending and dead, for gauges.
@@ -32,16 +34,22 @@ var (
 // Claim is claim.sql for an ordered or unordered outbox whose payload column has this type, as
 // PostgreSQL spells it. Blind, it leaves payload and headers out. Prepare it: it has parameters.
 func Claim(ordered, blind bool, payloadType string) string {
-	payload := "payload::text"
-	if payloadType == "bytea" {
-		payload = "payload"
-	} else {
+	payload := payloadAs(payloadType)
+	if payloadType != "bytea" {
 		payloadType = "text"
 	}
 	return fill(claim, struct {
 		Ordered, Blind       bool
 		Payload, PayloadType string
 	}{ordered, blind, payload, payloadType})
+}
+
+// payloadAs is the payload in the form in which its bytes go out.
+func payloadAs(payloadType string) string {
+	if payloadType == "bytea" {
+		return "payload"
+	}
+	return "payload::text"
 }
 
 // Settle is settle.sql. With remove it deletes confirmed events instead of marking them. With
@@ -72,6 +80,12 @@ func Doctor(name string) string { return section(doctor, name) }
 
 // DeadLetters is one statement of dead_letters.sql by the name in its "-- section:" line.
 func DeadLetters(name string) string { return matching(deadLetters, name) }
+
+// Replay is one statement of replay.sql by the name in its "-- section:" line, for a payload column of
+// this type.
+func Replay(name, payloadType string) string {
+	return fill(section(replay, name), struct{ Payload string }{payloadAs(payloadType)})
+}
 
 // matching is a statement of a text whose section "matching" says which rows are meant.
 func matching(text, name string) string {
