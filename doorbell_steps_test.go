@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/lib/pq"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"outbox-relay/internal/testenv"
@@ -266,7 +265,7 @@ var stepWriters = []stepWriter{
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows, err := tx.PrepareContext(ctx, pq.CopyIn("outbox_events", "id", "aggregate_type", "aggregate_id", "event_type", "payload"))
+		rows, err := tx.PrepareContext(ctx, "COPY outbox_events (id, aggregate_type, aggregate_id, event_type, payload) FROM STDIN")
 		if err != nil {
 			t.Fatal(err)
 		}

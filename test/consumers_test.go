@@ -2,7 +2,6 @@ package test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -192,7 +191,7 @@ func consumerStatements(t *testing.T) []string {
 	for _, begin := range []string{"INSERT INTO processed_events", "UPDATE balance"} {
 		i := strings.Index(text, begin)
 		if i < 0 {
-			t.Fatal(fmt.Sprintf("docs/consumers.md has no %q", begin))
+			t.Fatalf("docs/consumers.md has no %q", begin)
 		}
 		statement, _, _ := strings.Cut(text[i:], ";")
 		found = append(found, statement)
