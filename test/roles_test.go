@@ -36,7 +36,7 @@ func (o *outbox) withRoles(t *testing.T) (app, relay *outbox) {
 }
 
 // All that a relay does in its life, and an operator with the relay's login: publish what an application
-// announces, give events up, look for the event that kills relays, stand by, pause, retry, delete.
+// announces, give events up, look for the event that kills relays, stand by, pause, retry, replay, delete.
 func TestRelayWorksWithTheRightsOfItsRole(t *testing.T) {
 	t.Parallel()
 	for _, ordering := range []string{"aggregate", "none"} {
@@ -70,6 +70,7 @@ func TestRelayWorksWithTheRightsOfItsRole(t *testing.T) {
 			testenv.Consume(t, o.amqpURL, exchange, "nobody.#")
 			relay.mustOperate(t, "dead-letters", "retry", lost)
 			o.waitProcessed(t, lost)
+			relay.mustOperate(t, "replay", lost)
 
 			if code := first.Stop(t); code != 0 {
 				t.Errorf("exit code %d, want 0", code)
