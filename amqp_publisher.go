@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"outbox-relay/internal/serverurl"
+
 	"github.com/cenkalti/backoff/v5"
 	amqp "github.com/rabbitmq/amqp091-go"
 )
@@ -124,7 +126,7 @@ func (p *AMQPPublisher) connect(ctx context.Context, host int) (*amqpSession, in
 	}
 	s, err := dialAMQP(ctx, urls[host%len(urls)], p.cfg, exchange, p.maxInFlight(), p.onBlocked)
 	if err != nil {
-		err = fmt.Errorf("connect to %s: %w", redactedAMQPURL(urls[host%len(urls)]), err)
+		err = fmt.Errorf("connect to %s: %w", serverurl.RedactAMQP(urls[host%len(urls)]), err)
 		p.setLink(Link{Err: err})
 		return nil, len(urls), err
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"outbox-relay/internal/migrate"
 )
 
 // command is what the relay's binary is asked to do. Its flags and arguments, if any, are its
@@ -50,7 +52,7 @@ func (migrateCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	if err != nil {
 		return err
 	}
-	return runMigrate(ctx, dsn, std.out)
+	return migrate.Run(ctx, dsn, std.out)
 }
 
 func (healthcheckCommand) run(ctx context.Context, cfg Config, std stdio) error {

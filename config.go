@@ -6,6 +6,8 @@ import (
 	"reflect"
 	"strings"
 	"time"
+
+	"outbox-relay/internal/serverurl"
 )
 
 // Config holds every setting of the relay, each in one place: flag, environment variable,
@@ -73,7 +75,7 @@ func (c Config) LogValue() slog.Value {
 		c.DatabaseURL = redacted(dsn)
 	}
 	if list, err := secret(c.AMQPURL, c.AMQPURLFile); err == nil {
-		urls := splitAMQPURLs(list)
+		urls := serverurl.SplitAMQP(list)
 		for i, u := range urls {
 			urls[i] = redacted(u)
 		}

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"outbox-relay/internal/serverurl"
+
 	"github.com/prometheus/exporter-toolkit/web"
 )
 
@@ -152,13 +154,23 @@ func oneOf(name, direct, file string) (value string, faults []fault, ok bool) {
 	return value, nil, true
 }
 
+// pgFaults names the variables that lib/pq finds in the environment by itself and refuses.
+func pgFaults(lookup func(string) (string, bool)) (faults []fault) {
+	for _, name := range serverurl.RefusedPGVariables {
+		if _, ok := lookup(name); ok {
+			faults = append(faults, fault{name, "not supported, every connect would fail: unset it"})
+		}
+	}
+	return faults
+}
+
 func (c Config) databaseFaults(lookup func(string) (string, bool)) []fault {
 	refused := pgFaults(lookup)
 	dsn, faults, ok := oneOf("DATABASE_URL", c.DatabaseURL, c.DatabaseURLFile)
 	if !ok {
 		return append(faults, refused...)
 	}
-	_, texts := prepareDSN(dsn)
+	_, texts := serverurl.PrepareDSN(dsn)
 	for _, text := range texts {
 		if len(refused) > 0 && strings.HasPrefix(text, "environment variable") {
 			continue // the same again, from lib/pq
@@ -173,13 +185,13 @@ func (c Config) amqpFaults() []fault {
 	if !ok {
 		return faults
 	}
-	urls := splitAMQPURLs(list)
+	urls := serverurl.SplitAMQP(list)
 	for i, u := range urls {
 		which := ""
 		if len(urls) > 1 {
 			which = fmt.Sprintf("number %d of %d: ", i+1, len(urls))
 		}
-		for _, text := range slices.Concat(checkAMQPURL(u), checkTLSFiles(u)) {
+		for _, text := range slices.Concat(serverurl.CheckAMQP(u), serverurl.CheckTLSFiles(u)) {
 			faults = append(faults, fault{"AMQP_URL", which + text})
 		}
 	}

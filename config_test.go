@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"outbox-relay/internal/serverurl"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -157,6 +159,20 @@ func TestEveryFaultIsReportedAtOnce(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestAPGVariableThatBlocksIsAFault(t *testing.T) {
+	for _, name := range serverurl.RefusedPGVariables {
+		t.Setenv(name, "x")
+		environ := append(slices.Clone(validEnviron), name+"=x")
+		got := faultsOf(t, validConfig(t).validate(&runCommand{}, nil, lookup(environ)))
+		if len(got) != 1 || !strings.HasPrefix(got[0], name+": ") {
+			t.Errorf("faults = %q, want one of %s", got, name)
+		}
+		if err := os.Unsetenv(name); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -5,21 +5,22 @@ import (
 	"strings"
 	"testing"
 
+	"outbox-relay/internal/testenv"
 	sqlfiles "outbox-relay/sql"
 )
 
 // The statements are planned with their values, so what a filter does not ask for costs nothing.
 func TestDeadLettersAreFoundByTheirIndexes(t *testing.T) {
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	mustExec(t, db, "ANALYZE outbox_events") // statistics of an empty table
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at, last_error)
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.MustExec(t, db, "ANALYZE outbox_events") // statistics of an empty table
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at, last_error)
 		SELECT 'order', (i % 1000)::text, 'order.created', '{}',
 		       CASE WHEN i % 100 > 2 THEN now() END,
 		       CASE WHEN i % 100 = 1 THEN now() END,
 		       CASE WHEN i % 100 = 2 THEN now() END, 'returned: no queue'
 		FROM generate_series(1, 20000) i`)
-	tx := begin(t, db, readPlan)
+	tx := testenv.Begin(t, db, readPlan)
 	const none = "NULL, NULL, NULL, NULL, NULL, NULL, NULL"
 	const byID = "ARRAY[gen_random_uuid()], NULL, NULL, NULL, NULL, NULL, NULL"
 	for i, tc := range []struct{ section, args, index string }{
@@ -34,7 +35,7 @@ func TestDeadLettersAreFoundByTheirIndexes(t *testing.T) {
 		{"retry", "ARRAY[gen_random_uuid()]", "outbox_events_pkey"},
 		{"discard", "ARRAY[gen_random_uuid()], 'me'", "outbox_events_pkey"},
 	} {
-		mustExec(t, tx, fmt.Sprintf("PREPARE s%d AS %s", i, sqlfiles.DeadLetters(tc.section)))
+		testenv.MustExec(t, tx, fmt.Sprintf("PREPARE s%d AS %s", i, sqlfiles.DeadLetters(tc.section)))
 		plan := explain(t, tx, fmt.Sprintf("EXECUTE s%d (%s)", i, tc.args))
 		if !strings.Contains(plan, tc.index) || strings.Contains(plan, "Seq Scan") {
 			t.Errorf("%s (%s) does not use %s:\n%s", tc.section, tc.args, tc.index, plan)
@@ -47,22 +48,22 @@ func TestDeadLettersAreFoundByTheirIndexes(t *testing.T) {
 
 // A late confirm settles an event that was given up meanwhile. It is published then, and not discarded.
 func TestDeadLetterThatIsConfirmedWasNotDiscarded(t *testing.T) {
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	insertEvent(t, db)
-	mustExec(t, db, "UPDATE outbox_events SET dead_at = now()")
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.InsertEvent(t, db)
+	testenv.MustExec(t, db, "UPDATE outbox_events SET dead_at = now()")
 	var id string
 	if err := db.QueryRow("SELECT id FROM outbox_events").Scan(&id); err != nil {
 		t.Fatal(err)
 	}
 	for _, skipLocked := range []bool{false, true} {
-		tx := begin(t, db, "SELECT 1")
-		mustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(false, skipLocked))
-		mustExec(t, tx, "EXECUTE settle ('{"+id+"}', '{}', '{}', '{}', '{}', '{}', '{}')")
-		if got := queryInt(t, tx, "SELECT count(*) FROM outbox_events WHERE processed_at IS NOT NULL AND dead_at IS NULL"); got != 1 {
+		tx := testenv.Begin(t, db, "SELECT 1")
+		testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(false, skipLocked))
+		testenv.MustExec(t, tx, "EXECUTE settle ('{"+id+"}', '{}', '{}', '{}', '{}', '{}', '{}')")
+		if got := testenv.QueryInt(t, tx, "SELECT count(*) FROM outbox_events WHERE processed_at IS NOT NULL AND dead_at IS NULL"); got != 1 {
 			t.Errorf("skip locked %v: %d events are published and nothing else, want 1", skipLocked, got)
 		}
-		mustExec(t, tx, "DEALLOCATE settle")
+		testenv.MustExec(t, tx, "DEALLOCATE settle")
 		_ = tx.Rollback()
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"outbox-relay/internal/serverurl"
+
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
@@ -38,12 +40,12 @@ func (d *doctor) checkRabbitMQ(ctx context.Context) {
 		})
 		if err != nil {
 			d.add(brokerLevel(len(urls)), "rabbitmq", "start the broker, or correct AMQP_URL",
-				fmt.Sprintf("connect to %s: %v", redactedAMQPURL(url), err))
+				fmt.Sprintf("connect to %s: %v", serverurl.RedactAMQP(url), err))
 			continue
 		}
 		reached = true
 		about := s.conn.Properties
-		d.ok("rabbitmq", "%s: %v %v, cluster %v", redactedAMQPURL(url), about["product"], about["version"], about["cluster_name"])
+		d.ok("rabbitmq", "%s: %v %v, cluster %v", serverurl.RedactAMQP(url), about["product"], about["version"], about["cluster_name"])
 		if static {
 			d.checkExchange(s, exchange, blocked)
 		}

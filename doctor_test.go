@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"outbox-relay/internal/testenv"
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -37,11 +38,11 @@ func TestTimeToTheDeadLetter(t *testing.T) {
 
 // Sessions and prepared transactions that hold vacuum back, with what ends them.
 func TestOldTransactionsAreNamed(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	o := openTestOperator(t, dsn, "doctor")
-	tx := begin(t, db, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-	pid := queryInt(t, tx, "SELECT pg_backend_pid()")
+	tx := testenv.Begin(t, db, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+	pid := testenv.QueryInt(t, tx, "SELECT pg_backend_pid()")
 	found, err := queryText(t.Context(), o, "SELECT a || ' -> ' || c FROM ("+
 		strings.TrimSuffix(sqlfiles.Doctor("old transactions"), ";")+") x (a, b, c)", 0)
 	if err != nil {

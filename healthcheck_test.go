@@ -9,11 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"outbox-relay/internal/testenv"
+
 	"github.com/google/go-cmp/cmp"
 )
 
 func TestHealthcheck(t *testing.T) {
-	cert, key := testCertificate(t)
+	cert, key := testenv.Certificate(t)
 	tlsText := "tls_server_config:\n  cert_file: " + cert + "\n  key_file: " + key + "\n"
 	tests := []struct{ name, webConfig, want string }{
 		{"plain", "", "200 OK"},

@@ -10,8 +10,11 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
+
+	"outbox-relay/internal/migrate"
 )
 
 // Exit codes.
@@ -73,7 +76,7 @@ func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		return exitClean
 	case errors.Is(err, errShutdownOverrun):
 		return exitOverrun
-	case errors.Is(err, errPooler):
+	case errors.Is(err, errPooler), slices.ContainsFunc(notMendedByRestart, func(kind error) bool { return errors.Is(err, kind) }):
 		return exitMisconfigured
 	case errors.Is(err, errFaults):
 		return exitFaults
@@ -81,6 +84,11 @@ func runWith(ctx context.Context, args, environ []string, stdout, stderr io.Writ
 		return exitUnconfirmed
 	}
 	return exitFailed
+}
+
+// notMendedByRestart are the errors of migrate that somebody must do something about.
+var notMendedByRestart = []error{
+	migrate.ErrDSN, migrate.ErrServer, migrate.ErrPooler, migrate.ErrRights, migrate.ErrConflict,
 }
 
 // untilSignal returns a context that ends with the first SIGINT or SIGTERM. By then the next one

@@ -14,6 +14,7 @@ import (
 	"github.com/lib/pq/pqerror"
 
 	"outbox-relay/internal/boundedconn"
+	"outbox-relay/internal/serverurl"
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -52,14 +53,14 @@ func connectOperator(ctx context.Context, cfg Config, command string) (*operator
 	}
 	pc, err := pq.NewConfig(dsn)
 	if err != nil {
-		return nil, fmt.Errorf("DATABASE_URL: %s", scrubPQ(err))
+		return nil, fmt.Errorf("DATABASE_URL: %s", serverurl.ScrubPQ(err))
 	}
-	if pc.ApplicationName == applicationName { // not one of the user's
+	if pc.ApplicationName == serverurl.ApplicationName { // not one of the user's
 		pc.ApplicationName += " " + command
 	}
 	connector, err := pq.NewConnectorConfig(pc)
 	if err != nil {
-		return nil, fmt.Errorf("DATABASE_URL: %s", scrubPQ(err))
+		return nil, fmt.Errorf("DATABASE_URL: %s", serverurl.ScrubPQ(err))
 	}
 	connector.Dialer(boundedconn.Dialer{ConnectTimeout: connectTimeout, ReadTimeout: answerTimeout, WriteTimeout: connectTimeout})
 	o := &operator{db: sql.OpenDB(connector), command: command}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"outbox-relay/internal/testenv"
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -23,10 +24,10 @@ func openTestOperator(t *testing.T, dsn, command string) *operator {
 }
 
 func TestOperatorsAreKnownByTheirCommand(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	o := openTestOperator(t, dsn, "dead-letters retry")
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay dead-letters retry'"); got != 1 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox-relay dead-letters retry'"); got != 1 {
 		t.Errorf("%d sessions bear the command's name, want 1", got)
 	}
 	if o.table != tableOID(t, db) || o.schema != "public" {
@@ -37,20 +38,20 @@ func TestOperatorsAreKnownByTheirCommand(t *testing.T) {
 		t.Errorf("statement_timeout = %q, %v", limit, err)
 	}
 	o.Close()
-	waitUntil(t, func() bool {
-		return queryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-relay %'") == 0
+	testenv.Until(t, func() bool {
+		return testenv.QueryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'outbox-relay %'") == 0
 	})
 }
 
 func TestOperatorNeedsAnOutbox(t *testing.T) {
-	dsn, db := openTestDatabase(t)
+	dsn, db := testenv.OpenDatabase(t)
 	cfg := validConfig(t)
 	cfg.DatabaseURL = dsn
 	for _, tc := range []struct{ name, change, want string }{
 		{"no table", "SELECT 1", "outbox_events does not exist in the search_path: run `outbox-relay migrate`"},
-		{"an older table", olderSchema(t), "not up to date: run `outbox-relay migrate`"},
+		{"an older table", readSQL(t, "../internal/migrate/testdata/older_schema.sql"), "not up to date: run `outbox-relay migrate`"},
 	} {
-		mustExec(t, db, tc.change)
+		testenv.MustExec(t, db, tc.change)
 		if _, err := openOperator(t.Context(), cfg, "status"); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want %q", tc.name, err, tc.want)
 		}
@@ -58,9 +59,9 @@ func TestOperatorNeedsAnOutbox(t *testing.T) {
 }
 
 func TestOperatorSaysWhatRightIsMissing(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	o := openTestOperator(t, asRole(t, dsn, testRole(t, db)), "pause")
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	o := openTestOperator(t, testenv.AsRole(t, dsn, testenv.Role(t, db)), "pause")
 	_, err := o.ExecContext(t.Context(), "SELECT FROM outbox_events")
 	if err := operatorError("count events", err); err == nil || !strings.Contains(err.Error(), "count events: the database role lacks a right, sql/roles.sql lists them") {
 		t.Errorf("error = %v", err)
@@ -69,8 +70,8 @@ func TestOperatorSaysWhatRightIsMissing(t *testing.T) {
 
 // An audit line must not depend on how much else is logged.
 func TestAuditIsWrittenAtEveryLogLevel(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	o := openTestOperator(t, dsn, "pause")
 	var log bytes.Buffer
 	o.audit(stdio{err: &log}, Config{LogLevel: "error", LogFormat: "json"}, "outbox paused", keyCount, 3)

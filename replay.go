@@ -12,6 +12,7 @@ import (
 	"github.com/lib/pq"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"outbox-relay/internal/serverurl"
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -222,7 +223,7 @@ func (r *replay) connect(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		errs = append(errs, fmt.Errorf("connect to %s: %w", redactedAMQPURL(url), err))
+		errs = append(errs, fmt.Errorf("connect to %s: %w", serverurl.RedactAMQP(url), err))
 	}
 	return errors.Join(errs...)
 }

@@ -40,7 +40,7 @@ func wholePass(t *testing.T, r *Retention) {
 // insertKind inserts n events of a kind, which is their type, with what else the columns hold.
 func insertKind(t *testing.T, db *sql.DB, n int, kind, columns, values string) {
 	t.Helper()
-	mustExec(t, db, "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload"+columns+
+	testenv.MustExec(t, db, "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload"+columns+
 		") SELECT 'order', i::text, $1, '{}'"+values+" FROM generate_series(1, $2::int) i", kind, n)
 }
 
@@ -69,8 +69,8 @@ func countKinds(t *testing.T, db *sql.DB) map[string]int {
 
 func TestRetentionDeletesOnlyWhatIsProcessedAndOld(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	const old, young = "now() - interval '61 minutes'", "now() - interval '59 minutes'"
 	for range 2 { // the kinds mixed over the table
 		insertKind(t, db, 100, "fresh", ", created_at", ", "+old)
@@ -80,7 +80,7 @@ func TestRetentionDeletesOnlyWhatIsProcessedAndOld(t *testing.T) {
 		insertKind(t, db, 100, "old, discarded", ", dead_at, processed_at", ", "+old+", "+old)
 		insertKind(t, db, 100, "young", ", created_at, processed_at", ", "+old+", "+young)
 	}
-	locked := begin(t, db, "UPDATE outbox_events SET event_type = 'locked' WHERE event_type = 'old' AND aggregate_id = '7'")
+	locked := testenv.Begin(t, db, "UPDATE outbox_events SET event_type = 'locked' WHERE event_type = 'old' AND aggregate_id = '7'")
 
 	r := newTestRetention(t, dsn)
 	wholePass(t, r)
@@ -103,12 +103,12 @@ func TestRetentionDeletesOnlyWhatIsProcessedAndOld(t *testing.T) {
 
 func TestRetentionReadsOnlyItsBlocks(t *testing.T) {
 	t.Parallel()
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	mustExec(t, db, "ANALYZE outbox_events") // statistics of an empty table
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.MustExec(t, db, "ANALYZE outbox_events") // statistics of an empty table
 	insertKind(t, db, 20_000, "old", ", processed_at", ", now() - interval '2 hours'")
-	tx := begin(t, db, sqlfiles.Session("setup")+sqlfiles.Retention("setup"))
-	mustExec(t, tx, "PREPARE retention AS "+sqlfiles.Retention("delete"))
+	tx := testenv.Begin(t, db, sqlfiles.Session("setup")+sqlfiles.Retention("setup"))
+	testenv.MustExec(t, tx, "PREPARE retention AS "+sqlfiles.Retention("delete"))
 	plan := explain(t, tx, "EXECUTE retention ('(8,0)', '(16,0)', 3600000, 1000)")
 	if !strings.Contains(plan, "Tid Range Scan on outbox_events") || strings.Contains(plan, "Seq Scan") || strings.Contains(plan, "Index") {
 		t.Errorf("not a Tid Range Scan:\n%s", plan)
@@ -117,13 +117,13 @@ func TestRetentionReadsOnlyItsBlocks(t *testing.T) {
 
 func TestRetentionByTwoAtOnce(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	insertKind(t, db, 5000, "old", ", processed_at", ", now() - interval '2 hours'")
 
 	// The statement itself waits for nobody.
 	const some = "SELECT FROM outbox_events LIMIT 1"
-	first, second := begin(t, db, some), begin(t, db, some)
+	first, second := testenv.Begin(t, db, some), testenv.Begin(t, db, some)
 	remove := func(tx *sql.Tx) (n, last int) {
 		if err := tx.QueryRow(sqlfiles.Retention("delete"), "(0,0)", "(1000,0)", 1000, 3000).Scan(&n, &last); err != nil {
 			t.Fatal(err)
@@ -136,17 +136,17 @@ func TestRetentionByTwoAtOnce(t *testing.T) {
 	if n, _ := remove(second); n != 2000 {
 		t.Errorf("the second deletes %d meanwhile, want the other 2000", n)
 	}
-	mustExec(t, first, "ROLLBACK")
-	mustExec(t, second, "ROLLBACK")
+	testenv.MustExec(t, first, "ROLLBACK")
+	testenv.MustExec(t, second, "ROLLBACK")
 
 	// One that does not get the lock leaves the work to the other.
-	holder := begin(t, db, sqlfiles.RetentionTry(tableOID(t, db)))
+	holder := testenv.Begin(t, db, sqlfiles.RetentionTry(tableOID(t, db)))
 	r := newTestRetention(t, dsn)
 	wholePass(t, r)
 	if got := countKinds(t, db)["old"]; got != 5000 {
 		t.Errorf("%d of 5000 events are left by one without the lock", got)
 	}
-	mustExec(t, holder, "SELECT pg_advisory_unlock_all()")
+	testenv.MustExec(t, holder, "SELECT pg_advisory_unlock_all()")
 
 	other := newTestRetention(t, dsn)
 	var wg sync.WaitGroup
@@ -165,8 +165,8 @@ func TestRetentionByTwoAtOnce(t *testing.T) {
 
 func TestRetentionGoesOnWhereItWasCutOff(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	insertKind(t, db, 20_000, "old", ", processed_at", ", now() - interval '2 hours'")
 	proxy := testenv.NewProxy(t, dsn)
 	r := newTestRetention(t, proxy.URL)
@@ -176,7 +176,7 @@ func TestRetentionGoesOnWhereItWasCutOff(t *testing.T) {
 		_, err := r.pass(context.WithoutCancel(t.Context()))
 		done <- err
 	}()
-	waitUntil(t, func() bool { return testutil.ToFloat64(r.metrics.RetentionDeleted) > 1000 })
+	testenv.Until(t, func() bool { return testutil.ToFloat64(r.metrics.RetentionDeleted) > 1000 })
 	proxy.Refuse()
 	if err := <-done; err == nil {
 		t.Fatal("a pass that was cut off reports no error")
@@ -247,23 +247,23 @@ func TestRetentionImmediateLeavesAnEmptyTable(t *testing.T) {
 	for _, ordering := range []string{orderingAggregate, orderingNone} {
 		t.Run(ordering, func(t *testing.T) {
 			t.Parallel()
-			dsn, db := openTestDatabase(t)
-			mustExec(t, db, sqlfiles.Schema)
+			dsn, db := testenv.OpenDatabase(t)
+			testenv.MustExec(t, db, sqlfiles.Schema)
 			amqpURL := testenv.Vhost(t)
 			q := testenv.Consume(t, amqpURL, "outbox")
 			const events = 3000
 			insertKind(t, db, events, "order.created", "", "")
 			// One cannot be deleted at once: settling in order passes it over, and does not send it again.
-			locked := begin(t, db, "SELECT FROM outbox_events WHERE aggregate_id = '1000' FOR UPDATE")
+			locked := testenv.Begin(t, db, "SELECT FROM outbox_events WHERE aggregate_id = '1000' FOR UPDATE")
 
 			stop := startRelay(t, func(c *Config) {
 				c.DatabaseURL, c.AMQPURL, c.Ordering, c.Retention = dsn, amqpURL, ordering, retentionImmediate
 			})
-			waitUntil(t, func() bool { return queryInt(t, db, "SELECT count(*) FROM outbox_events") == 1 })
+			testenv.Until(t, func() bool { return testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events") == 1 })
 			if err := locked.Rollback(); err != nil {
 				t.Fatal(err)
 			}
-			waitUntil(t, func() bool { return queryInt(t, db, "SELECT count(*) FROM outbox_events") == 0 })
+			testenv.Until(t, func() bool { return testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events") == 0 })
 			q.Collect(t, events, 20*time.Second)
 			stop()
 			seen := make(map[string]bool)
@@ -282,17 +282,17 @@ func TestRetentionImmediateLeavesAnEmptyTable(t *testing.T) {
 
 func TestRetentionBesideTheRelay(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	amqpURL := testenv.Vhost(t)
 	q := testenv.Consume(t, amqpURL, "outbox")
 	insertKind(t, db, 1000, "old", ", processed_at", ", now() - interval '2 hours'")
 	insertKind(t, db, 10, "new", ", created_at", ", now() - interval '2 hours'")
 	startRelay(t, func(c *Config) { c.DatabaseURL, c.AMQPURL, c.Retention = dsn, amqpURL, "1h" })
 	q.Collect(t, 10, 20*time.Second)
-	waitUntil(t, func() bool { return countKinds(t, db)["old"] == 0 })
-	waitUntil(t, func() bool {
-		return queryInt(t, db, "SELECT count(*) FROM outbox_events WHERE processed_at IS NULL") == 0
+	testenv.Until(t, func() bool { return countKinds(t, db)["old"] == 0 })
+	testenv.Until(t, func() bool {
+		return testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE processed_at IS NULL") == 0
 	})
 	if got := countKinds(t, db)["new"]; got != 10 {
 		t.Errorf("of 10 new events %d are left, want all: they were processed just now", got)

@@ -6,13 +6,12 @@ import (
 	"io"
 	"os"
 	"strings"
+
+	"outbox-relay/internal/serverurl"
 )
 
 // maxSecretBytes is far over any URL; it keeps a wrong path (a device, a log) from being read whole.
 const maxSecretBytes = 64 << 10
-
-// unreadable stands for a URL that cannot be taken apart, so that nothing of it can be shown.
-const unreadable = "(unreadable)"
 
 // databaseDSN returns the DSN in a form that lib/pq takes, with a connect_timeout and an
 // application_name. A file is read at each call, so a changed password is used at the next
@@ -22,7 +21,7 @@ func (c Config) databaseDSN() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("DATABASE_URL: %w", err)
 	}
-	dsn, faults := prepareDSN(raw)
+	dsn, faults := serverurl.PrepareDSN(raw)
 	if len(faults) > 0 {
 		return "", fmt.Errorf("DATABASE_URL: %s", strings.Join(faults, "; "))
 	}
@@ -35,9 +34,9 @@ func (c Config) amqpURLs() ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("AMQP_URL: %w", err)
 	}
-	urls := splitAMQPURLs(list)
+	urls := serverurl.SplitAMQP(list)
 	for i, u := range urls {
-		if faults := checkAMQPURL(u); len(faults) > 0 {
+		if faults := serverurl.CheckAMQP(u); len(faults) > 0 {
 			return nil, fmt.Errorf("AMQP_URL, number %d: %s", i+1, strings.Join(faults, "; "))
 		}
 	}
@@ -78,7 +77,7 @@ func secret(value, file string) (string, error) {
 // database or virtual host, never a password.
 func redacted(raw string) string {
 	if strings.HasPrefix(raw, "amqp") {
-		return redactedAMQPURL(raw)
+		return serverurl.RedactAMQP(raw)
 	}
-	return redactedDSN(raw)
+	return serverurl.RedactDSN(raw)
 }

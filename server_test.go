@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"outbox-relay/internal/testenv"
 )
 
 // testServer serves on a port of its own until the test ends, and returns its address.
@@ -144,7 +146,7 @@ func TestServerAsksForThePassword(t *testing.T) {
 }
 
 func TestServerSpeaksTLS(t *testing.T) {
-	cert, key := testCertificate(t)
+	cert, key := testenv.Certificate(t)
 	addr := testServer(t, newHealth(), webConfig(t, "tls_server_config:\n  cert_file: "+cert+"\n  key_file: "+key+"\n"))
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
 	resp, err := client.Get("https://" + addr + "/livez")

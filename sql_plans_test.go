@@ -31,20 +31,20 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 			dsn := testenv.Database(t)
 			migrated(t, dsn)
 			db := testenv.DB(t, dsn)
-			mustExec(t, db, "ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
+			testenv.MustExec(t, db, "ALTER TABLE outbox_events SET (autovacuum_enabled = off)")
 			for _, s := range statements {
-				mustExec(t, db, s)
+				testenv.MustExec(t, db, s)
 			}
-			tx := begin(t, db, sqlfiles.Session("setup")) // one session
+			tx := testenv.Begin(t, db, sqlfiles.Session("setup")) // one session
 
 			for _, ordered := range []bool{true, false} {
-				mustExec(t, tx, "PREPARE claim AS "+sqlfiles.Claim(ordered, false, "jsonb"))
+				testenv.MustExec(t, tx, "PREPARE claim AS "+sqlfiles.Claim(ordered, false, "jsonb"))
 				args := "0, 1000, 16777216, 16777216, '{00000000-0000-0000-0000-000000000001}'"
 				if ordered {
 					args += ", false"
 				}
 				plan := explain(t, tx, "EXECUTE claim("+args+")")
-				mustExec(t, tx, "DEALLOCATE claim")
+				testenv.MustExec(t, tx, "DEALLOCATE claim")
 				want := []string{"Index Scan using outbox_events_fresh on outbox_events e", "Index Scan using outbox_events_retry on outbox_events e", "hashed SubPlan"}
 				if ordered {
 					want = append(want, "Index Cond: (((aggregate_type)::text = (e_1.aggregate_type)::text) AND ((aggregate_id)::text = (e_1.aggregate_id)::text)")
@@ -52,9 +52,9 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 				wantPlan(t, fmt.Sprintf("claim, ordered %v", ordered), plan, want, "Seq Scan on outbox_events", "Bitmap", "Materialize", "Sort Key: e.", "Hash Join", "Parallel")
 			}
 			for _, remove := range []bool{false, true} {
-				mustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(remove, false))
+				testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(remove, false))
 				plan := explain(t, tx, "EXECUTE settle('{00000000-0000-0000-0000-000000000001}', '{}', '{}', '{}', '{}', '{}', '{}')")
-				mustExec(t, tx, "DEALLOCATE settle")
+				testenv.MustExec(t, tx, "DEALLOCATE settle")
 				wantPlan(t, "settle", plan, []string{"outbox_events_pkey on outbox_events"}, "Seq Scan on outbox_events", "Bitmap", "Hash Join")
 			}
 		})

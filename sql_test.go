@@ -14,27 +14,29 @@ import (
 
 	"github.com/lib/pq"
 
+	"outbox-relay/internal/migrate"
+	"outbox-relay/internal/testenv"
 	sqlfiles "outbox-relay/sql"
 )
 
 func TestTriggerRingsWhileTheRelaySleeps(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	oid := tableOID(t, db)
 	heard := listenForRings(t, dsn)
 
-	sleeping := begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(oid)))
-	insertEvent(t, db)
+	sleeping := testenv.Begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(oid)))
+	testenv.InsertEvent(t, db)
 	if got := heard(); !slices.Equal(got, []string{fmt.Sprint(oid)}) {
 		t.Errorf("rings = %q, want one with the table's oid %d", got, oid)
 	}
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
 		SELECT 'order', '1', 'order.created', '{}' FROM generate_series(1, 10000)`)
 	if got := heard(); len(got) != 1 {
 		t.Errorf("rings after 10,000 rows in one statement = %d, want 1", len(got))
 	}
-	rolledBack := begin(t, db, "SELECT 1")
-	insertEvent(t, rolledBack)
+	rolledBack := testenv.Begin(t, db, "SELECT 1")
+	testenv.InsertEvent(t, rolledBack)
 	if err := rolledBack.Rollback(); err != nil {
 		t.Fatal(err)
 	}
@@ -47,24 +49,24 @@ func TestTriggerRingsWhileTheRelaySleeps(t *testing.T) {
 }
 
 func TestTriggerIsSilentWhileTheRelayIsAwake(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	heard := listenForRings(t, dsn)
 	tryLock := fmt.Sprintf("SELECT pg_try_advisory_xact_lock(%d, %d)::int", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(tableOID(t, db)))
 
-	writer := begin(t, db, "SELECT 1")
-	insertEvent(t, writer)
-	if got := queryInt(t, db, tryLock); got != 0 {
+	writer := testenv.Begin(t, db, "SELECT 1")
+	testenv.InsertEvent(t, writer)
+	if got := testenv.QueryInt(t, db, tryLock); got != 0 {
 		t.Error("the relay could fall asleep while a silent writer had yet to commit")
 	}
 	// What a savepoint undoes leaves no lock of its own behind.
-	mustExec(t, writer, "SAVEPOINT s")
-	insertEvent(t, writer)
-	mustExec(t, writer, "ROLLBACK TO SAVEPOINT s")
+	testenv.MustExec(t, writer, "SAVEPOINT s")
+	testenv.InsertEvent(t, writer)
+	testenv.MustExec(t, writer, "ROLLBACK TO SAVEPOINT s")
 	if err := writer.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if got := queryInt(t, db, tryLock); got != 1 {
+	if got := testenv.QueryInt(t, db, tryLock); got != 1 {
 		t.Error("the doorbell lock outlived the writer")
 	}
 	if got := heard(); len(got) != 0 {
@@ -73,8 +75,8 @@ func TestTriggerIsSilentWhileTheRelayIsAwake(t *testing.T) {
 }
 
 func TestTriggerSwitchedOff(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
 	heard := listenForRings(t, dsn)
 	lock := fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(tableOID(t, db)))
 
@@ -83,18 +85,18 @@ func TestTriggerSwitchedOff(t *testing.T) {
 		if relay == "asleep" {
 			statement = lock
 		}
-		relayTx := begin(t, db, statement)
-		writer := begin(t, db, "SET LOCAL outbox.notify = 'off'")
-		insertEvent(t, writer)
+		relayTx := testenv.Begin(t, db, statement)
+		writer := testenv.Begin(t, db, "SET LOCAL outbox.notify = 'off'")
+		testenv.InsertEvent(t, writer)
 		const locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()"
-		if got := queryInt(t, writer, locks); got != 0 {
+		if got := testenv.QueryInt(t, writer, locks); got != 0 {
 			t.Errorf("relay %s: locks held by the writer = %d, want none", relay, got)
 		}
-		if queryInt(t, db, "SELECT current_setting('max_prepared_transactions')::int") == 0 {
+		if testenv.QueryInt(t, db, "SELECT current_setting('max_prepared_transactions')::int") == 0 {
 			t.Log("max_prepared_transactions is 0: left out PREPARE TRANSACTION")
 		} else {
-			mustExec(t, writer, "PREPARE TRANSACTION 'outbox test "+relay+"'")
-			mustExec(t, db, "COMMIT PREPARED 'outbox test "+relay+"'")
+			testenv.MustExec(t, writer, "PREPARE TRANSACTION 'outbox test "+relay+"'")
+			testenv.MustExec(t, db, "COMMIT PREPARED 'outbox test "+relay+"'")
 		}
 		_ = writer.Commit() // a prepared one is over already
 		if got := heard(); len(got) != 0 {
@@ -104,18 +106,18 @@ func TestTriggerSwitchedOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_events"); got != 2 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events"); got != 2 {
 		t.Errorf("events = %d, want 2", got)
 	}
 
 	// SET LOCAL leaves an empty setting behind in its session, which is not "off".
-	relayTx := begin(t, db, lock)
+	relayTx := testenv.Begin(t, db, lock)
 	conn, err := db.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	for _, statement := range []string{"BEGIN; SET LOCAL outbox.notify = 'off'; COMMIT", insertEventSQL} {
+	for _, statement := range []string{"BEGIN; SET LOCAL outbox.notify = 'off'; COMMIT", testenv.InsertEventSQL} {
 		if _, err := conn.ExecContext(t.Context(), statement); err != nil {
 			t.Fatal(err)
 		}
@@ -127,17 +129,17 @@ func TestTriggerSwitchedOff(t *testing.T) {
 }
 
 func TestTriggersOfTwoOutboxesInOneDatabase(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, "CREATE SCHEMA shop; CREATE SCHEMA bank")
-	migrated(t, withParameter(t, dsn, "search_path", "shop"))
-	migrated(t, withParameter(t, dsn, "search_path", "bank"))
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, "CREATE SCHEMA shop; CREATE SCHEMA bank")
+	migrated(t, testenv.WithParameter(t, dsn, "search_path", "shop"))
+	migrated(t, testenv.WithParameter(t, dsn, "search_path", "bank"))
 	heard := listenForRings(t, dsn)
-	shop := queryInt(t, db, "SELECT 'shop.outbox_events'::regclass::oid::bigint")
+	shop := testenv.QueryInt(t, db, "SELECT 'shop.outbox_events'::regclass::oid::bigint")
 
 	// The relay of shop sleeps, that of bank is awake.
-	begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(uint32(shop))))
+	testenv.Begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.DoorbellLockClass, sqlfiles.LockKey(uint32(shop))))
 	for _, schema := range []string{"shop", "bank"} {
-		mustExec(t, db, strings.Replace(insertEventSQL, "outbox_events", schema+".outbox_events", 1))
+		testenv.MustExec(t, db, strings.Replace(testenv.InsertEventSQL, "outbox_events", schema+".outbox_events", 1))
 	}
 	if got := heard(); !slices.Equal(got, []string{strconv.Itoa(shop)}) {
 		t.Errorf("rings = %q, want only that of shop's table %d", got, shop)
@@ -145,26 +147,26 @@ func TestTriggersOfTwoOutboxesInOneDatabase(t *testing.T) {
 }
 
 func TestLockKeyIsTheServersCast(t *testing.T) {
-	_, db := openTestDatabase(t)
+	_, db := testenv.OpenDatabase(t)
 	for _, oid := range []uint32{1, 16384, 1<<31 - 1, 1 << 31, 3_000_000_000, 1<<32 - 1} {
-		if got, want := queryInt(t, db, "SELECT $1::bigint::oid::int4", int64(oid)), int(sqlfiles.LockKey(oid)); got != want {
+		if got, want := testenv.QueryInt(t, db, "SELECT $1::bigint::oid::int4", int64(oid)), int(sqlfiles.LockKey(oid)); got != want {
 			t.Errorf("oid %d: the server says %d, LockKey %d", oid, got, want)
 		}
 	}
 }
 
 func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
-	dsn, db := openTestDatabase(t)
+	dsn, db := testenv.OpenDatabase(t)
 	migrated(t, dsn)
 	// Roles belong to the whole server: the test takes names of its own.
-	app, relay := testRole(t, db), testRole(t, db)
+	app, relay := testenv.Role(t, db), testenv.Role(t, db)
 	roles := strings.NewReplacer("outbox_app", app, "outbox_relay_state", "outbox_relay_state", "outbox_relay", relay).
 		Replace(readSQL(t, "roles.sql"))
 	for range 2 {
-		mustExec(t, db, roles)
+		testenv.MustExec(t, db, roles)
 	}
 
-	const insert = insertEventSQL
+	const insert = testenv.InsertEventSQL
 	for _, tc := range []struct {
 		role, statement string
 		allowed         bool
@@ -193,7 +195,7 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 		{relay, "TRUNCATE outbox_events", false},
 		{relay, "DELETE FROM outbox_relay_state", false},
 	} {
-		tx := begin(t, db, "SET LOCAL ROLE "+tc.role)
+		tx := testenv.Begin(t, db, "SET LOCAL ROLE "+tc.role)
 		_, err := tx.Exec(tc.statement)
 		_ = tx.Rollback()
 		if allowed := err == nil; allowed != tc.allowed {
@@ -201,14 +203,14 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 		}
 	}
 	// What the relay itself runs. EXPLAIN checks the rights and changes nothing.
-	tx := begin(t, db, "SET LOCAL ROLE "+relay)
+	tx := testenv.Begin(t, db, "SET LOCAL ROLE "+relay)
 	for _, yes := range []bool{true, false} {
 		explainAny(t, tx, sqlfiles.Claim(yes, yes, "jsonb"))
 		explainAny(t, tx, sqlfiles.Settle(true, yes))
 		explainAny(t, tx, sqlfiles.Settle(false, yes))
 	}
 	explainAny(t, tx, sqlfiles.Backlog)
-	mustExec(t, tx, sqlfiles.Session("setup"))
+	testenv.MustExec(t, tx, sqlfiles.Session("setup"))
 	for file, statement := range map[string]func(name string) string{
 		"session.sql": func(name string) string {
 			return sqlfiles.SessionLock(name, sqlfiles.WorkLockClass, tableOID(t, db))
@@ -225,27 +227,29 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 			}
 		}
 	}
-	mustExec(t, tx, sqlfiles.Retention("setup"))
+	testenv.MustExec(t, tx, sqlfiles.Retention("setup"))
 	explainAny(t, tx, sqlfiles.Retention("table"))
 	explainAny(t, tx, sqlfiles.Retention("delete"))
 	if err := tx.Rollback(); err != nil {
 		t.Fatal(err)
 	}
-	assertNothingToDo(t, asRole(t, dsn, relay))
+	if pending, err := migrate.Pending(t.Context(), testenv.AsRole(t, dsn, relay)); err != nil || len(pending) > 0 {
+		t.Errorf("migrate would %q, %v", pending, err)
+	}
 }
 
 func TestQueriesArePreparedAndUseTheirIndexes(t *testing.T) {
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at)
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at)
 		SELECT 'order', (i % 1000)::text, 'order.created', '{}',
 		       CASE WHEN i % 100 > 5 THEN now() END,
 		       CASE WHEN i % 100 IN (1, 2) THEN now() END,
 		       CASE WHEN i % 100 = 2 THEN now() END
 		FROM generate_series(1, 100000) i`)
-	mustExec(t, db, "ANALYZE outbox_events")
+	testenv.MustExec(t, db, "ANALYZE outbox_events")
 
-	tx := begin(t, db, "SELECT 1") // one session
+	tx := testenv.Begin(t, db, "SELECT 1") // one session
 	plans := map[string]string{
 		"InsertEvent":     "NULL, NULL, NULL, NULL, NULL",
 		"FetchBatch":      "100",
@@ -277,7 +281,7 @@ func TestQueriesArePreparedAndUseTheirIndexes(t *testing.T) {
 			end = found[i+1][0]
 		}
 		name := text[at[2]:at[3]]
-		mustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", name, text[at[1]:end]))
+		testenv.MustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", name, text[at[1]:end]))
 		args := plans[name]
 		if args != "" {
 			args = "(" + args + ")"
@@ -295,17 +299,17 @@ func TestQueriesArePreparedAndUseTheirIndexes(t *testing.T) {
 }
 
 func TestQueriesDoWhatTheySay(t *testing.T) {
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	tx := begin(t, db, "SELECT 1")
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	tx := testenv.Begin(t, db, "SELECT 1")
 	text := readSQL(t, "queries.sql")
 	for _, part := range strings.Split(text, "-- name: ")[1:] {
 		name, _, _ := strings.Cut(part, " ")
 		_, body, _ := strings.Cut(part, "\n")
-		mustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", name, body))
+		testenv.MustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", name, body))
 	}
-	insertEvent(t, tx)
-	if got := queryInt(t, tx, "EXECUTE CountPending"); got != 1 {
+	testenv.InsertEvent(t, tx)
+	if got := testenv.QueryInt(t, tx, "EXECUTE CountPending"); got != 1 {
 		t.Errorf("pending = %d, want 1", got)
 	}
 	var id string
@@ -314,38 +318,38 @@ func TestQueriesDoWhatTheySay(t *testing.T) {
 	}
 	const retryIn = "SELECT extract(epoch FROM retry_after - now())::int FROM outbox_events"
 	for attempt, want := range []int{1, 2, 4, 5, 5} {
-		mustExec(t, tx, fmt.Sprintf("EXECUTE MarkFailed('%s', 'no queue', 1, 5, 6)", id))
-		if got := queryInt(t, tx, retryIn); got != want {
+		testenv.MustExec(t, tx, fmt.Sprintf("EXECUTE MarkFailed('%s', 'no queue', 1, 5, 6)", id))
+		if got := testenv.QueryInt(t, tx, retryIn); got != want {
 			t.Errorf("retry %d in %d s, want %d", attempt+1, got, want)
 		}
 	}
-	if got := queryInt(t, tx, "SELECT count(*) FROM outbox_dead_letters"); got != 0 {
+	if got := testenv.QueryInt(t, tx, "SELECT count(*) FROM outbox_dead_letters"); got != 0 {
 		t.Error("dead before its last attempt")
 	}
-	mustExec(t, tx, fmt.Sprintf("EXECUTE MarkFailed('%s', 'no queue', 1, 5, 6)", id))
-	if got := queryInt(t, tx, "SELECT count(*) FROM outbox_dead_letters WHERE attempts = 6 AND last_error = 'no queue'"); got != 1 {
+	testenv.MustExec(t, tx, fmt.Sprintf("EXECUTE MarkFailed('%s', 'no queue', 1, 5, 6)", id))
+	if got := testenv.QueryInt(t, tx, "SELECT count(*) FROM outbox_dead_letters WHERE attempts = 6 AND last_error = 'no queue'"); got != 1 {
 		t.Error("not dead after its last attempt")
 	}
-	if got := queryInt(t, tx, "EXECUTE CountPending"); got != 0 {
+	if got := testenv.QueryInt(t, tx, "EXECUTE CountPending"); got != 0 {
 		t.Errorf("pending = %d, want 0", got)
 	}
-	mustExec(t, tx, fmt.Sprintf("EXECUTE RetryDeadLetter('%s')", id))
+	testenv.MustExec(t, tx, fmt.Sprintf("EXECUTE RetryDeadLetter('%s')", id))
 	var fetched string
 	if err := tx.QueryRow("SELECT id FROM outbox_events WHERE attempts = 0 AND retry_after IS NULL AND last_error IS NULL").Scan(&fetched); err != nil {
 		t.Errorf("a dead letter that is retried does not start again: %v", err)
 	}
-	mustExec(t, tx, fmt.Sprintf("EXECUTE MarkProcessed('{%s}')", id))
-	if got := queryInt(t, tx, "EXECUTE CountPending"); got != 0 {
+	testenv.MustExec(t, tx, fmt.Sprintf("EXECUTE MarkProcessed('{%s}')", id))
+	if got := testenv.QueryInt(t, tx, "EXECUTE CountPending"); got != 0 {
 		t.Errorf("pending = %d, want 0", got)
 	}
 }
 
 func TestConsumerHasItsEffectOnce(t *testing.T) {
-	_, db := openTestDatabase(t)
+	_, db := testenv.OpenDatabase(t)
 	for range 2 {
-		mustExec(t, db, readSQL(t, "consumer.sql"))
+		testenv.MustExec(t, db, readSQL(t, "consumer.sql"))
 	}
-	mustExec(t, db, "CREATE TABLE effects (id UUID)")
+	testenv.MustExec(t, db, "CREATE TABLE effects (id UUID)")
 	const id = "0193a0f0-0000-7000-8000-000000000001"
 	consume := func(ctx context.Context, tx *sql.Tx) (effect bool, err error) {
 		res, err := tx.ExecContext(ctx, "INSERT INTO processed_events (message_id) VALUES ($1) ON CONFLICT DO NOTHING", id)
@@ -360,11 +364,11 @@ func TestConsumerHasItsEffectOnce(t *testing.T) {
 	}
 
 	// The first delivery fails while the second is waiting for it: then the second has the effect.
-	first := begin(t, db, "SELECT 1")
+	first := testenv.Begin(t, db, "SELECT 1")
 	if effect, err := consume(t.Context(), first); err != nil || !effect {
 		t.Fatalf("first delivery: effect %v, %v", effect, err)
 	}
-	second := begin(t, db, "SELECT 1")
+	second := testenv.Begin(t, db, "SELECT 1")
 	done := make(chan error, 1)
 	go func() {
 		effect, err := consume(t.Context(), second)
@@ -373,8 +377,8 @@ func TestConsumerHasItsEffectOnce(t *testing.T) {
 		}
 		done <- err
 	}()
-	waitUntil(t, func() bool {
-		return queryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'") > 0
+	testenv.Until(t, func() bool {
+		return testenv.QueryInt(t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'transactionid'") > 0
 	})
 	if err := first.Rollback(); err != nil {
 		t.Fatal(err)
@@ -385,11 +389,11 @@ func TestConsumerHasItsEffectOnce(t *testing.T) {
 	if err := second.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	third := begin(t, db, "SELECT 1")
+	third := testenv.Begin(t, db, "SELECT 1")
 	if effect, err := consume(t.Context(), third); err != nil || effect {
 		t.Errorf("third delivery: effect %v, %v; want none", effect, err)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM effects"); got != 1 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM effects"); got != 1 {
 		t.Errorf("effects = %d, want 1", got)
 	}
 }
@@ -403,10 +407,10 @@ func listenForRings(t *testing.T, dsn string) func() []string {
 	if err := l.Listen(sqlfiles.Channel); err != nil {
 		t.Fatal(err)
 	}
-	db := openDSN(t, dsn)
+	db := testenv.DB(t, dsn)
 	return func() (payloads []string) {
 		// Notifications come in the order of their commits, so all of them are here before this one.
-		mustExec(t, db, "SELECT pg_notify('"+sqlfiles.Channel+"', 'end')")
+		testenv.MustExec(t, db, "SELECT pg_notify('"+sqlfiles.Channel+"', 'end')")
 		for {
 			select {
 			case n := <-l.Notify:
@@ -424,9 +428,9 @@ func listenForRings(t *testing.T, dsn string) func() []string {
 	}
 }
 
-func tableOID(t *testing.T, q querier) uint32 {
+func tableOID(t *testing.T, q testenv.Querier) uint32 {
 	t.Helper()
-	return uint32(queryInt(t, q, "SELECT 'outbox_events'::regclass::oid::bigint"))
+	return uint32(testenv.QueryInt(t, q, "SELECT 'outbox_events'::regclass::oid::bigint"))
 }
 
 func readSQL(t *testing.T, name string) string {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"outbox-relay/internal/testenv"
 	sqlfiles "outbox-relay/sql"
 )
 
@@ -93,19 +94,19 @@ func TestStatusInJSONIsDocumented(t *testing.T) {
 
 // What status asks must not become a load: no statement reads the table itself.
 func TestStatusReadsIndexesOnly(t *testing.T) {
-	_, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	mustExec(t, db, "ANALYZE outbox_events") // as it is empty: the worst that statistics can be
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at)
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.MustExec(t, db, "ANALYZE outbox_events") // as it is empty: the worst that statistics can be
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, processed_at, retry_after, dead_at)
 		SELECT 'order', (i % 1000)::text, 'order.created', '{}',
 		       CASE WHEN i % 100 > 5 THEN now() END,
 		       CASE WHEN i % 100 IN (1, 2) THEN now() END,
 		       CASE WHEN i % 100 = 2 THEN now() END
 		FROM generate_series(1, 100000) i`)
-	tx := begin(t, db, sqlfiles.Status("planner"))
+	tx := testenv.Begin(t, db, sqlfiles.Status("planner"))
 	for name, args := range map[string]string{"backlog": "1000000", "held": "10000, true, 5"} {
 		prepared := strings.ReplaceAll(name, " ", "_")
-		mustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", prepared, sqlfiles.Status(name)))
+		testenv.MustExec(t, tx, fmt.Sprintf("PREPARE %s AS %s", prepared, sqlfiles.Status(name)))
 		if plan := explain(t, tx, fmt.Sprintf("EXECUTE %s(%s)", prepared, args)); strings.Contains(plan, "Seq Scan") {
 			t.Errorf("%s reads the whole table:\n%s", name, plan)
 		}

@@ -3,13 +3,16 @@ package main
 import (
 	"io"
 	"testing"
+
+	"outbox-relay/internal/migrate"
+	"outbox-relay/internal/testenv"
 )
 
 // Two relays whose sessions are cut by turns live both: nobody is suspected, and nothing is set
 // aside because of an outage. Relays that never come back are dead.
 func TestLostSessionIsNoDeath(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	if err := runMigrate(t.Context(), dsn, io.Discard); err != nil {
+	dsn, db := testenv.OpenDatabase(t)
+	if err := migrate.Run(t.Context(), dsn, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	_, err := db.ExecContext(t.Context(), `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', '1', 'e', '{}')`)
@@ -26,7 +29,7 @@ func TestLostSessionIsNoDeath(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer s.Discard()
-		waitUntil(t, func() bool { // the server may not know yet that the session before has ended
+		testenv.Until(t, func() bool { // the server may not know yet that the session before has ended
 			led, n, err := s.Lead(name, again)
 			if err != nil {
 				t.Fatal(err)

@@ -69,3 +69,18 @@ FROM generate_series(300, 1, -1) i`)
 		t.Errorf("%d events processed, want 204", n)
 	}
 }
+
+// What trying again does not mend ends with 2, so that a job is not started over and over.
+func TestMigrateTellsAMistakeFromAFailure(t *testing.T) {
+	t.Parallel()
+	dsn := testenv.Database(t)
+	testenv.Exec(t, dsn, "CREATE TABLE outbox_events (id int PRIMARY KEY)")
+	code, _, stderr := testenv.Command(t, []string{"DATABASE_URL=" + dsn}, "migrate")
+	if code != 2 {
+		t.Errorf("another's table: exit code %d, want 2: %s", code, stderr)
+	}
+	code, _, stderr = testenv.Command(t, []string{"DATABASE_URL=postgres://relay@127.0.0.1:1/shop"}, "migrate")
+	if code != 1 {
+		t.Errorf("no server: exit code %d, want 1: %s", code, stderr)
+	}
+}

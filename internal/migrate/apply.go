@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	sqlfiles "outbox-relay/sql"
 )
 
-// migrateStep is a change that takes no time, whatever the size of the table.
-type migrateStep struct {
+// step is a change that takes no time, whatever the size of the table.
+type step struct {
 	doing string // for errors
 	did   string // the line that is printed once it is committed
 	sql   string
@@ -29,9 +29,9 @@ func (m *migration) apply(ctx context.Context, f *outboxFacts) error {
 	}
 	switch {
 	case f.events.exists() && !f.events.owned:
-		return migrateErrorf(errMigrateRights, "user %q may not alter outbox_events, its owner is %q", m.server.user, f.events.owner)
+		return errorf(ErrRights, "user %q may not alter outbox_events, its owner is %q", m.server.user, f.events.owner)
 	case !m.server.canCreate:
-		return migrateErrorf(errMigrateRights, "user %q may not create anything in schema %q: GRANT CREATE ON SCHEMA first", m.server.user, m.server.schema)
+		return errorf(ErrRights, "user %q may not create anything in schema %q: GRANT CREATE ON SCHEMA first", m.server.user, m.server.schema)
 	case len(steps) == 0:
 		return nil
 	}
@@ -54,7 +54,7 @@ func (m *migration) apply(ctx context.Context, f *outboxFacts) error {
 		return tx.Commit()
 	})
 	if err != nil {
-		return migrateErrorOf("migrate", err)
+		return errorOf("migrate", err)
 	}
 	for _, step := range steps {
 		if step.did != "" {
@@ -65,8 +65,8 @@ func (m *migration) apply(ctx context.Context, f *outboxFacts) error {
 }
 
 // plan returns the steps that are missing, in their order.
-func plan(f *outboxFacts) (steps []migrateStep) {
-	add := func(doing, did, text string) { steps = append(steps, migrateStep{doing: doing, did: did, sql: text}) }
+func plan(f *outboxFacts) (steps []step) {
+	add := func(doing, did, text string) { steps = append(steps, step{doing: doing, did: did, sql: text}) }
 
 	if !f.events.exists() {
 		add("create table outbox_events", "created table outbox_events", sqlfiles.SchemaSection("events"))
@@ -99,31 +99,31 @@ func plan(f *outboxFacts) (steps []migrateStep) {
 		add("set autovacuum options", did, "ALTER TABLE outbox_events SET ("+options+")")
 	}
 	if !f.viewIsCurrent() {
-		steps = append(steps, migrateStep{doing: "create view outbox_dead_letters", did: "created view outbox_dead_letters", do: replaceView})
+		steps = append(steps, step{doing: "create view outbox_dead_letters", did: "created view outbox_dead_letters", do: replaceView})
 	}
 	if !f.state.exists() || !f.suspects.exists() || !f.stateRow {
 		add("create the relay's tables", "created tables outbox_relay_state and outbox_suspects", sqlfiles.SchemaSection("state"))
 	}
 	if f.events.exists() && len(steps) > 0 {
-		lock := migrateStep{doing: "lock outbox_events", sql: sqlfiles.MigrateSection("lock table")}
-		steps = append([]migrateStep{lock}, steps...)
+		lock := step{doing: "lock outbox_events", sql: sqlfiles.MigrateSection("lock table")}
+		steps = append([]step{lock}, steps...)
 	}
 	return steps
 }
 
 // planColumns adds the columns and defaults that a table lacks.
-func planColumns(t *tableFacts) (steps []migrateStep) {
+func planColumns(t *tableFacts) (steps []step) {
 	for _, w := range eventColumns {
 		c, ok := t.column(w.name)
 		switch {
 		case !ok:
-			steps = append(steps, migrateStep{
+			steps = append(steps, step{
 				doing: "add column " + w.name,
 				did:   "added column " + w.name,
 				sql:   sqlfiles.MigrateSection("add " + w.name),
 			})
 		case w.setDefault && !c.hasDefault:
-			steps = append(steps, migrateStep{
+			steps = append(steps, step{
 				doing: "set default of column " + w.name,
 				did:   "set the missing default of column " + w.name,
 				sql:   sqlfiles.MigrateSection("default " + w.name),
@@ -223,7 +223,7 @@ func (m *migration) buildIndexes(ctx context.Context, f *outboxFacts) error {
 		create := strings.Replace(index.Create, "CREATE INDEX", "CREATE INDEX CONCURRENTLY", 1)
 		err := m.longStatement(ctx, "building index "+index.Name, create)
 		if pq.As(err, pqerror.DuplicateTable) != nil {
-			return migrateErrorf(errMigrateConflict, "index %s cannot be built, something else has its name", index.Name)
+			return errorf(ErrConflict, "index %s cannot be built, something else has its name", index.Name)
 		}
 		if err != nil {
 			return err
@@ -243,11 +243,11 @@ func (m *migration) buildIndexes(ctx context.Context, f *outboxFacts) error {
 // sure that the server is still there.
 func (m *migration) longStatement(ctx context.Context, doing, statement string) error {
 	if _, err := m.session.ExecContext(ctx, sqlfiles.MigrateSection("unbounded")); err != nil {
-		return migrateErrorOf(doing, err)
+		return errorOf(doing, err)
 	}
 	m.session.answerWithin(forever)
 	// pq asks the server to cancel, and then waits for its answer all the same.
-	defer context.AfterFunc(ctx, func() { m.session.answerWithin(migrateAnswerTimeout) })()
+	defer context.AfterFunc(ctx, func() { m.session.answerWithin(answerTimeout) })()
 
 	watched := make(chan error, 1) // what the watcher ends with
 	watchCtx, stop := context.WithCancel(ctx)
@@ -258,12 +258,12 @@ func (m *migration) longStatement(ctx context.Context, doing, statement string) 
 		err = watchErr
 	}
 	if err != nil {
-		return migrateErrorOf(doing, err)
+		return errorOf(doing, err)
 	}
 
-	m.session.answerWithin(migrateAnswerTimeout)
+	m.session.answerWithin(answerTimeout)
 	_, err = m.session.ExecContext(ctx, sqlfiles.MigrateSection("bounded"))
-	return migrateErrorOf(doing, err)
+	return errorOf(doing, err)
 }
 
 // watch prints what the session is doing, when that changes, until the context is done. When the
@@ -273,7 +273,7 @@ func (m *migration) watch(ctx context.Context, doing string) error {
 		return nil
 	}
 	last := ""
-	for migratePause(ctx, m.limits.watch) == nil {
+	for pause(ctx, m.limits.watch) == nil {
 		var (
 			phase              string
 			percent, pid       int
@@ -316,7 +316,7 @@ func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
 	for {
 		portion, err := m.deadPortion(ctx, from)
 		if err != nil {
-			return migrateErrorOf("look for dead letters", err)
+			return errorOf("look for dead letters", err)
 		}
 		if portion.id == "" {
 			break
@@ -331,7 +331,7 @@ func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
 			return err
 		})
 		if err != nil {
-			return migrateErrorOf("mark dead letters", err)
+			return errorOf("mark dead letters", err)
 		}
 		from = portion
 	}
@@ -340,7 +340,7 @@ func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
 		return err
 	})
 	if err != nil {
-		return migrateErrorOf("mark dead letters", err)
+		return errorOf("mark dead letters", err)
 	}
 	m.did("marked %d events with 5 or more failed attempts as dead letters", marked)
 	return nil

@@ -1,4 +1,4 @@
-package main
+package serverurl
 
 import (
 	"crypto/tls"
@@ -26,8 +26,8 @@ var amqpParameters = []string{
 // amqpComma matches a comma that ends one URL of a list; others may be part of a password.
 var amqpComma = regexp.MustCompile(`,\s*(amqps?://)`)
 
-// splitAMQPURLs splits a list of URLs at the commas before a scheme.
-func splitAMQPURLs(list string) []string {
+// SplitAMQP splits a list of URLs at the commas before a scheme.
+func SplitAMQP(list string) []string {
 	parts := strings.Split(amqpComma.ReplaceAllString(strings.TrimSpace(list), "\n$1"), "\n")
 	for i := range parts {
 		parts[i] = strings.TrimSpace(parts[i])
@@ -35,9 +35,9 @@ func splitAMQPURLs(list string) []string {
 	return parts
 }
 
-// checkAMQPURL returns what is wrong with one URL, without any part that could belong to a
-// password. The files it names are another matter, see checkTLSFiles.
-func checkAMQPURL(raw string) (faults []string) {
+// CheckAMQP returns what is wrong with one URL, without any part that could belong to a
+// password. The files it names are another matter, see CheckTLSFiles.
+func CheckAMQP(raw string) (faults []string) {
 	if !strings.HasPrefix(raw, "amqp://") && !strings.HasPrefix(raw, "amqps://") {
 		return []string{"the scheme must be amqp:// or amqps://"}
 	}
@@ -59,9 +59,9 @@ func checkAMQPURL(raw string) (faults []string) {
 	return faults
 }
 
-// checkTLSFiles finds what amqp091-go would pass over in silence or report at the first connect
+// CheckTLSFiles finds what amqp091-go would pass over in silence or report at the first connect
 // of an amqps URL. Done at start only: files may be in the middle of a change later.
-func checkTLSFiles(raw string) (faults []string) {
+func CheckTLSFiles(raw string) (faults []string) {
 	uri, err := amqp.ParseURI(raw)
 	if err != nil || uri.Scheme != "amqps" {
 		return nil
@@ -99,9 +99,9 @@ func scrubAMQP(err error) string {
 	return "not a URL that amqp091-go understands"
 }
 
-// redactedAMQPURL is what may be said of a URL: user, host and virtual host.
-func redactedAMQPURL(raw string) string {
-	if len(checkAMQPURL(raw)) > 0 {
+// RedactAMQP is what may be said of a URL: user, host and virtual host.
+func RedactAMQP(raw string) string {
+	if len(CheckAMQP(raw)) > 0 {
 		return unreadable
 	}
 	uri, err := amqp.ParseURI(raw)

@@ -1,4 +1,4 @@
-package main
+package migrate
 
 import (
 	"context"
@@ -121,7 +121,7 @@ type outboxFacts struct {
 
 // inspectOutbox reads what the catalogs know of the outbox in the given schema. It takes no lock
 // that anybody would notice.
-func inspectOutbox(ctx context.Context, s *migrateSession, schema string) (*outboxFacts, error) {
+func inspectOutbox(ctx context.Context, s *session, schema string) (*outboxFacts, error) {
 	f := &outboxFacts{}
 	tables := map[string]*tableFacts{
 		"outbox_events":       &f.events,
@@ -166,7 +166,7 @@ func inspectOutbox(ctx context.Context, s *migrateSession, schema string) (*outb
 	return f, nil
 }
 
-func (t *tableFacts) read(ctx context.Context, s *migrateSession, name string) error {
+func (t *tableFacts) read(ctx context.Context, s *session, name string) error {
 	err := s.QueryRowContext(ctx, sqlfiles.MigrateSection("table"), name).Scan(&t.oid, &t.kind,
 		&t.isPartition, &t.persistence, &t.rowSecurity, &t.schema, &t.owner, &t.owned, &t.options, &t.name)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -190,7 +190,7 @@ func (t *tableFacts) read(ctx context.Context, s *migrateSession, name string) e
 	return rows.Err()
 }
 
-func (f *outboxFacts) readIndexes(ctx context.Context, s *migrateSession) error {
+func (f *outboxFacts) readIndexes(ctx context.Context, s *session) error {
 	rows, err := s.QueryContext(ctx, sqlfiles.MigrateSection("indexes of"), f.events.oid)
 	if err != nil {
 		return err
@@ -206,7 +206,7 @@ func (f *outboxFacts) readIndexes(ctx context.Context, s *migrateSession) error 
 	return rows.Err()
 }
 
-func (f *outboxFacts) readTriggers(ctx context.Context, s *migrateSession) error {
+func (f *outboxFacts) readTriggers(ctx context.Context, s *session) error {
 	rows, err := s.QueryContext(ctx, sqlfiles.MigrateSection("triggers of"), f.events.oid)
 	if err != nil {
 		return err
@@ -244,9 +244,9 @@ func (f *outboxFacts) conflict(schema, searchPath string) error {
 	if e.exists() {
 		switch {
 		case e.schema != schema:
-			return migrateErrorf(errMigrateConflict, "outbox_events is in schema %q, but new tables would go to %q (search_path %s): set search_path to the one that is meant", e.schema, schema, searchPath)
+			return errorf(ErrConflict, "outbox_events is in schema %q, but new tables would go to %q (search_path %s): set search_path to the one that is meant", e.schema, schema, searchPath)
 		case e.kind == "p", e.isPartition:
-			return migrateErrorf(errMigrateConflict, "outbox_events is partitioned, which is not supported: triggers do not see inserts into partitions, and indexes cannot be built without blocking writers")
+			return errorf(ErrConflict, "outbox_events is partitioned, which is not supported: triggers do not see inserts into partitions, and indexes cannot be built without blocking writers")
 		}
 	}
 	for _, t := range []struct {
@@ -258,10 +258,10 @@ func (f *outboxFacts) conflict(schema, searchPath string) error {
 		}
 	}
 	if e.exists() && !f.uniqueID {
-		return migrateErrorf(errMigrateConflict, "table outbox_events: column id is no primary key, and the relay needs it as one")
+		return errorf(ErrConflict, "table outbox_events: column id is no primary key, and the relay needs it as one")
 	}
 	if f.view.exists() && f.view.kind != "v" {
-		return migrateErrorf(errMigrateConflict, "outbox_dead_letters is there and is no view")
+		return errorf(ErrConflict, "outbox_dead_letters is there and is no view")
 	}
 	return nil
 }
@@ -272,21 +272,21 @@ func (t *tableFacts) conflict(wanted []wantedColumn) error {
 		return nil
 	}
 	if t.kind != "r" {
-		return migrateErrorf(errMigrateConflict, "%s is there and is no table", t.name)
+		return errorf(ErrConflict, "%s is there and is no table", t.name)
 	}
 	for _, w := range wanted {
 		c, ok := t.column(w.name)
 		switch {
 		case !ok && w.added:
 		case !ok:
-			return migrateErrorf(errMigrateConflict, "table %s is there and is not an outbox of ours: it has no column %s", t.name, w.name)
+			return errorf(ErrConflict, "table %s is there and is not an outbox of ours: it has no column %s", t.name, w.name)
 		case !slices.Contains(strings.Split(w.types, "|"), withoutLength(c.typ)):
-			return migrateErrorf(errMigrateConflict, "table %s is there and is not an outbox of ours: column %s is %s, not %s",
+			return errorf(ErrConflict, "table %s is there and is not an outbox of ours: column %s is %s, not %s",
 				t.name, w.name, c.typ, strings.ReplaceAll(w.types, "|", " or "))
 		case w.notNull && !c.notNull:
-			return migrateErrorf(errMigrateConflict, "table %s: column %s may be NULL, which the relay cannot work with: set it NOT NULL", t.name, w.name)
+			return errorf(ErrConflict, "table %s: column %s may be NULL, which the relay cannot work with: set it NOT NULL", t.name, w.name)
 		case w.name == "seq" && c.identity == "":
-			return migrateErrorf(errMigrateConflict, "table %s: column seq is not an identity column, and it must number the events in the order of their insertion", t.name)
+			return errorf(ErrConflict, "table %s: column seq is not an identity column, and it must number the events in the order of their insertion", t.name)
 		}
 	}
 	return nil

@@ -1,4 +1,9 @@
-package main
+// Package serverurl checks the URLs of the two servers before anything is dialled, completes them, and
+// says what may be shown of them. They hold passwords, and what the client libraries say of a faulty URL
+// quotes it: no text that this package returns holds any part that could belong to a password.
+//
+// All functions may be called from several goroutines.
+package serverurl
 
 import (
 	"fmt"
@@ -14,13 +19,16 @@ import (
 	"github.com/lib/pq"
 )
 
+// unreadable stands for a URL that cannot be taken apart, so that nothing of it can be shown.
+const unreadable = "(unreadable)"
+
 const (
 	// connectTimeoutSeconds bounds a connect to PostgreSQL where the DSN does not. Without a bound
 	// lib/pq waits for ever for a server that accepts and stays silent, and so does Listener.Close.
 	connectTimeoutSeconds = 5
 
-	// applicationName is how sessions are seen in pg_stat_activity unless the DSN says otherwise.
-	applicationName = "outbox-relay"
+	// ApplicationName is how sessions are seen in pg_stat_activity unless the DSN says otherwise.
+	ApplicationName = "outbox-relay"
 )
 
 // refusedParameters are those of libpq, pgx, JDBC and Prisma that lib/pq does not know. It would
@@ -45,8 +53,8 @@ var refusedParameters = []struct{ instead, names string }{
 	{"name the server itself, locks mean nothing through a transaction pooler", "pgbouncer"},
 }
 
-// refusedPGVariables make every connect of lib/pq fail when they are in the environment.
-var refusedPGVariables = []string{
+// RefusedPGVariables make every connect of lib/pq fail when they are in the environment.
+var RefusedPGVariables = []string{
 	"PGREQUIRESSL", "PGSSLCOMPRESSION", "PGREALM", "PGGSSENCMODE", "PGGSSDELEGATION", "PGGSSLIB",
 	"PGREQUIREAUTH", "PGCHANNELBINDING", "PGSSLCERTMODE", "PGSSLCRL", "PGSSLCRLDIR", "PGREQUIREPEER",
 	"PGKRBSRVNAME", // because no Kerberos provider is linked in
@@ -58,9 +66,9 @@ var (
 	postgresURL = regexp.MustCompile(`^postgres(ql)?://`)
 )
 
-// prepareDSN gives a DSN a connect_timeout and an application_name where it has none, or returns
+// PrepareDSN gives a DSN a connect_timeout and an application_name where it has none, or returns
 // all that is wrong with it, without any part that could belong to a password.
-func prepareDSN(raw string) (dsn string, faults []string) {
+func PrepareDSN(raw string) (dsn string, faults []string) {
 	if trimmed := strings.TrimSpace(raw); anyURL.MatchString(trimmed) {
 		raw = trimmed // in key=value a space at the end may be escaped
 	}
@@ -80,7 +88,7 @@ func prepareDSN(raw string) (dsn string, faults []string) {
 
 	cfg, err := pq.NewConfig(raw)
 	if err != nil {
-		return "", []string{scrubPQ(err)}
+		return "", []string{ScrubPQ(err)}
 	}
 	for _, name := range slices.Sorted(maps.Keys(cfg.Runtime)) {
 		if !settingName.MatchString(name) {
@@ -104,7 +112,7 @@ func prepareDSN(raw string) (dsn string, faults []string) {
 		missing["connect_timeout"] = strconv.Itoa(connectTimeoutSeconds)
 	}
 	if cfg.ApplicationName == "" {
-		missing["application_name"] = applicationName
+		missing["application_name"] = ApplicationName
 	}
 	if dsn = withParameters(raw, u, missing); !hasConnectTimeout(dsn) {
 		return "", []string{"connect_timeout must be 1 or more seconds: 0 would wait for ever"}
@@ -145,9 +153,9 @@ var pqSafe = regexp.MustCompile(`wrong value for "[a-z_]+"|wrong value for \$[A-
 	`unterminated quoted string literal|unsupported client_encoding|unsupported datestyle|` +
 	`(min|max)_protocol_version|weak sslmode "[a-z-]+" may not be used.*|service file "[^"]*" not found|definition of service "[^"]*" not found`)
 
-// scrubPQ says what lib/pq disliked about a DSN. Its own errors quote values, and where a
+// ScrubPQ says what lib/pq disliked about a DSN. Its own errors quote values, and where a
 // password is quoted wrongly any value may be a part of it.
-func scrubPQ(err error) string {
+func ScrubPQ(err error) string {
 	text := err.Error()
 	switch {
 	case strings.HasPrefix(text, `missing "=" after`):
@@ -188,9 +196,9 @@ func parseURL(raw string) (u *url.URL, fault string) {
 	return u, ""
 }
 
-// redactedDSN is what may be said of a DSN: user, hosts and database.
-func redactedDSN(raw string) string {
-	if _, faults := prepareDSN(raw); len(faults) > 0 {
+// RedactDSN is what may be said of a DSN: user, hosts and database.
+func RedactDSN(raw string) string {
+	if _, faults := PrepareDSN(raw); len(faults) > 0 {
 		return unreadable
 	}
 	cfg, err := pq.NewConfig(raw)
@@ -208,14 +216,4 @@ func redactedDSN(raw string) string {
 		hosts = append(hosts, host(m.Host, m.Hostaddr, m.Port))
 	}
 	return fmt.Sprintf("postgres://%s@%s/%s", url.PathEscape(cfg.User), strings.Join(hosts, ","), url.PathEscape(cfg.Database))
-}
-
-// pgFaults names the variables that lib/pq finds in the environment by itself and refuses.
-func pgFaults(lookup func(string) (string, bool)) (faults []fault) {
-	for _, name := range refusedPGVariables {
-		if _, ok := lookup(name); ok {
-			faults = append(faults, fault{name, "not supported, every connect would fail: unset it"})
-		}
-	}
-	return faults
 }

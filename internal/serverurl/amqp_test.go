@@ -1,19 +1,12 @@
-package main
+package serverurl
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"outbox-relay/internal/testenv"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -27,7 +20,7 @@ func TestSplitAMQPURLs(t *testing.T) {
 		"amqp://u:p@a/v?heartbeat=5,amqp://u:p@b": {"amqp://u:p@a/v?heartbeat=5", "amqp://u:p@b"},
 		"": {""},
 	} {
-		if diff := cmp.Diff(want, splitAMQPURLs(list)); diff != "" {
+		if diff := cmp.Diff(want, SplitAMQP(list)); diff != "" {
 			t.Errorf("%q: %s", list, diff)
 		}
 	}
@@ -61,21 +54,14 @@ func TestCheckAMQPURL(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			faults := checkAMQPURL(tt.url)
+			faults := CheckAMQP(tt.url)
 			switch {
 			case tt.want == "" && len(faults) > 0:
 				t.Error(faults)
 			case tt.want != "" && (len(faults) != 1 || !strings.HasPrefix(faults[0], tt.want)):
 				t.Errorf("faults = %q, want %q", faults, tt.want)
 			}
-			_, err := Config{AMQPURL: tt.url}.amqpURLs()
-			if (err != nil) != (tt.want != "") {
-				t.Errorf("amqpURLs: %v", err)
-			}
-			said := strings.Join(faults, "") + redactedAMQPURL(tt.url) + Config{AMQPURL: tt.url}.String()
-			if err != nil {
-				said += err.Error()
-			}
+			said := strings.Join(faults, "") + RedactAMQP(tt.url)
 			if strings.Contains(said, "hunter2") {
 				t.Errorf("a password in %s", said)
 			}
@@ -84,7 +70,7 @@ func TestCheckAMQPURL(t *testing.T) {
 }
 
 func TestCheckTLSFiles(t *testing.T) {
-	cert, key := testCertificate(t)
+	cert, key := testenv.Certificate(t)
 	noPEM := filepath.Join(t.TempDir(), "none.pem")
 	if err := os.WriteFile(noPEM, []byte("nothing"), 0o600); err != nil {
 		t.Fatal(err)
@@ -102,10 +88,10 @@ func TestCheckTLSFiles(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, checkTLSFiles("amqps://mq?"+tt.query)); diff != "" {
+			if diff := cmp.Diff(tt.want, CheckTLSFiles("amqps://mq?"+tt.query)); diff != "" {
 				t.Error(diff)
 			}
-			if got := checkTLSFiles("amqp://mq?" + tt.query); got != nil {
+			if got := CheckTLSFiles("amqp://mq?" + tt.query); got != nil {
 				t.Errorf("without TLS: %q", got)
 			}
 		})
@@ -120,32 +106,9 @@ func TestRedactedAMQPURL(t *testing.T) {
 		"amqp://u:hunter2@[::1]":  "amqp://u@[::1]:5672/",
 		"amqp://u:12/hunter2@mq/": unreadable,
 	} {
-		if got := redacted(url); got != want {
+		if got := RedactAMQP(url); got != want {
 			t.Errorf("redacted(%s) = %s, want %s", url, got, want)
 		}
-	}
-}
-
-func TestSecretsAreReadAgainAtEachCall(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "amqp")
-	cfg := Config{AMQPURLFile: file}
-	for _, want := range []string{"amqp://u:first@mq", "amqp://u:second@mq"} {
-		if err := os.WriteFile(file, []byte(want+"\r\n"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		got, err := cfg.amqpURLs()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if diff := cmp.Diff([]string{want}, got); diff != "" {
-			t.Error(diff)
-		}
-	}
-	if err := os.WriteFile(file, make([]byte, maxSecretBytes+1), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cfg.amqpURLs(); err == nil || !strings.Contains(err.Error(), "over 65536 bytes") {
-		t.Errorf("a file without end: %v", err)
 	}
 }
 
@@ -154,44 +117,11 @@ func FuzzCheckAMQPURL(f *testing.F) {
 	f.Add("amqps://mq,amqp://b")
 	f.Add("amqp://u:12/hunter2@mq")
 	f.Fuzz(func(t *testing.T, list string) {
-		for _, u := range splitAMQPURLs(list) {
-			fine := len(checkAMQPURL(u)) == 0
-			if got := redactedAMQPURL(u); fine == (got == unreadable) {
+		for _, u := range SplitAMQP(list) {
+			fine := len(CheckAMQP(u)) == 0
+			if got := RedactAMQP(u); fine == (got == unreadable) {
 				t.Errorf("%q: fine is %v, shown as %s", u, fine, got)
 			}
 		}
 	})
-}
-
-// testCertificate writes a certificate for loopback and its key, and returns the files.
-func testCertificate(t testing.TB) (certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1),
-		Subject:      pkix.Name{CommonName: "relay"},
-		NotAfter:     time.Now().Add(time.Hour),
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
-		IsCA:         true, BasicConstraintsValid: true,
-	}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	write := func(name, kind string, der []byte) string {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
-	return write("cert.pem", "CERTIFICATE", cert), write("key.pem", "PRIVATE KEY", private)
 }

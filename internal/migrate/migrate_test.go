@@ -1,11 +1,10 @@
-package main
+package migrate
 
 import (
 	"context"
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
 	"os"
 	"regexp"
 	"strings"
@@ -21,10 +20,10 @@ import (
 )
 
 // impatient is for tests that wait for the end of somebody's patience.
-var impatient = migrateLimits{lockTries: 2, lockPause: 10 * time.Millisecond, turn: time.Second, watch: 50 * time.Millisecond}
+var impatient = limits{lockTries: 2, lockPause: 10 * time.Millisecond, turn: time.Second, watch: 50 * time.Millisecond}
 
 func TestMigrateMakesANewOutbox(t *testing.T) {
-	dsn, db := openTestDatabase(t)
+	dsn, db := testenv.OpenDatabase(t)
 
 	out := migrated(t, dsn)
 	for _, want := range []string{
@@ -39,20 +38,20 @@ func TestMigrateMakesANewOutbox(t *testing.T) {
 			t.Errorf("output lacks %q:\n%s", want, out)
 		}
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_relay_state WHERE clean AND deaths = 0"); got != 1 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_relay_state WHERE clean AND deaths = 0"); got != 1 {
 		t.Errorf("rows in outbox_relay_state = %d, want 1", got)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_index WHERE indrelid = 'outbox_events'::regclass"); got != 4 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_index WHERE indrelid = 'outbox_events'::regclass"); got != 4 {
 		t.Errorf("indexes of outbox_events = %d, want 4", got)
 	}
-	insertEvent(t, db)
+	testenv.InsertEvent(t, db)
 	assertNothingToDo(t, dsn)
 }
 
 func TestMigrateAgreesWithTheSchemaFile(t *testing.T) {
-	dsn, db := openTestDatabase(t)
+	dsn, db := testenv.OpenDatabase(t)
 	for range 2 { // by hand, and twice
-		mustExec(t, db, sqlfiles.Schema)
+		testenv.MustExec(t, db, sqlfiles.Schema)
 	}
 	assertNothingToDo(t, dsn)
 }
@@ -60,13 +59,13 @@ func TestMigrateAgreesWithTheSchemaFile(t *testing.T) {
 func TestMigrateByTwoAtOnce(t *testing.T) {
 	for name, setup := range map[string]string{"new": "SELECT 1", "older": olderSchema(t)} {
 		t.Run(name, func(t *testing.T) {
-			dsn, db := openTestDatabase(t)
-			mustExec(t, db, setup)
+			dsn, db := testenv.OpenDatabase(t)
+			testenv.MustExec(t, db, setup)
 			outs := make([]lineBuffer, 4)
 			var wg sync.WaitGroup
 			for i := range outs {
 				wg.Go(func() {
-					if err := runMigrate(t.Context(), dsn, &outs[i]); err != nil {
+					if err := Run(t.Context(), dsn, &outs[i]); err != nil {
 						t.Errorf("migrate %d: %v\n%s", i, err, outs[i].String())
 					}
 				})
@@ -88,14 +87,14 @@ func TestMigrateByTwoAtOnce(t *testing.T) {
 
 func TestMigrateUpgradesAnOlderTableUnderTraffic(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, olderSchema(t))
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts, processed_at)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, olderSchema(t))
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts, processed_at)
 		SELECT 'order', (i % 1000)::text, 'order.created', '{"n": 1}', i % 8, CASE WHEN i % 10 > 0 THEN now() END
 		FROM generate_series(1, 100000) i`)
 	const filenode = "SELECT pg_relation_filenode('outbox_events')"
-	oldFilenode := queryInt(t, db, filenode)
-	oldDead := queryInt(t, db, "SELECT count(*) FROM outbox_dead_letters")
+	oldFilenode := testenv.QueryInt(t, db, filenode)
+	oldDead := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_dead_letters")
 	if oldDead == 0 {
 		t.Fatal("no dead letters to upgrade")
 	}
@@ -110,29 +109,29 @@ func TestMigrateUpgradesAnOlderTableUnderTraffic(t *testing.T) {
 		t.Errorf("slowest writer took %v, want 5s at most", slowest)
 	}
 
-	if got := queryInt(t, db, filenode); got != oldFilenode {
+	if got := testenv.QueryInt(t, db, filenode); got != oldFilenode {
 		t.Errorf("filenode = %d, was %d: the table was rewritten", got, oldFilenode)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_events WHERE seq = 0"); got < 100000 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE seq = 0"); got < 100000 {
 		t.Errorf("rows with seq 0 = %d, want all 100000 that were there before", got)
 	}
-	if got := queryInt(t, db, "SELECT count(*) - count(DISTINCT seq) FROM outbox_events WHERE seq > 0"); got != 0 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) - count(DISTINCT seq) FROM outbox_events WHERE seq > 0"); got != 0 {
 		t.Errorf("%d rows share a seq", got)
 	}
-	insertEvent(t, db)
-	if got := queryInt(t, db, "SELECT seq FROM outbox_events ORDER BY created_at DESC, seq DESC LIMIT 1"); got < 1 {
+	testenv.InsertEvent(t, db)
+	if got := testenv.QueryInt(t, db, "SELECT seq FROM outbox_events ORDER BY created_at DESC, seq DESC LIMIT 1"); got < 1 {
 		t.Errorf("seq of a new row = %d, want more than 0", got)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_dead_letters"); got != oldDead {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_dead_letters"); got != oldDead {
 		t.Errorf("dead letters = %d, were %d", got, oldDead)
 	}
 	if want := fmt.Sprintf("marked %d events with 5 or more failed attempts as dead letters", oldDead); !strings.Contains(out, want) {
 		t.Errorf("output lacks %q", want)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_class WHERE relname = 'idx_outbox_unprocessed'"); got != 0 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_class WHERE relname = 'idx_outbox_unprocessed'"); got != 0 {
 		t.Error("the older index is still there")
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal"); got != 1 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal"); got != 1 {
 		t.Errorf("triggers = %d, want only ours", got)
 	}
 	assertNothingToDo(t, dsn)
@@ -140,10 +139,10 @@ func TestMigrateUpgradesAnOlderTableUnderTraffic(t *testing.T) {
 
 func TestMigrateMarksDeadLettersOnce(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, olderSchema(t))
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, olderSchema(t))
 	insert := func(n, attempts int) {
-		mustExec(t, db, fmt.Sprintf(`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts)
+		testenv.MustExec(t, db, fmt.Sprintf(`INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts)
 			SELECT 'order', i::text, 'order.created', '{}', %d FROM generate_series(1, %d) i`, attempts, n))
 	}
 	insert(25000, 0) // several portions without any
@@ -153,56 +152,56 @@ func TestMigrateMarksDeadLettersOnce(t *testing.T) {
 	if out := migrated(t, dsn); !strings.Contains(out, "marked 12000 events") {
 		t.Errorf("output does not say that it marked 12000 events:\n%s", out)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL AND last_error LIKE '%after 5 attempts'"); got != 12000 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL AND last_error LIKE '%after 5 attempts'"); got != 12000 {
 		t.Errorf("dead letters = %d, want 12000", got)
 	}
 
 	// To the new relay, 7 attempts of 10 are not the end.
 	insert(1, 7)
-	mustExec(t, db, "UPDATE outbox_events SET attempts = 7, retry_after = now() WHERE attempts = 4")
+	testenv.MustExec(t, db, "UPDATE outbox_events SET attempts = 7, retry_after = now() WHERE attempts = 4")
 	assertNothingToDo(t, dsn)
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL"); got != 12000 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL"); got != 12000 {
 		t.Errorf("dead letters after another run = %d, want 12000", got)
 	}
 }
 
 func TestMigrateGoesOnMarkingAfterItWasCutOff(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, olderSchema(t))
-	mustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts)
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, olderSchema(t))
+	testenv.MustExec(t, db, `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, attempts)
 		SELECT 'order', i::text, 'order.created', '{}', 5 FROM generate_series(1, 3) i`)
-	mustExec(t, db, "DROP VIEW outbox_dead_letters")
+	testenv.MustExec(t, db, "DROP VIEW outbox_dead_letters")
 
 	// Cut off while the indexes wait for an older snapshot: the columns are there, nothing is marked.
-	holder := begin(t, db, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-	queryInt(t, holder, "SELECT 1")
+	holder := testenv.Begin(t, db, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+	testenv.QueryInt(t, holder, "SELECT 1")
 	ctx, cancel := context.WithCancel(t.Context())
 	var out lineBuffer
 	result := make(chan error, 1)
 	go func() {
-		result <- migrate(ctx, dsn, &out, migrateLimits{lockTries: 5, turn: time.Minute, watch: 20 * time.Millisecond})
+		result <- migrate(ctx, dsn, &out, limits{lockTries: 5, turn: time.Minute, watch: 20 * time.Millisecond})
 	}()
-	waitUntil(t, func() bool { return strings.Contains(out.String(), "building index") })
+	testenv.Until(t, func() bool { return strings.Contains(out.String(), "building index") })
 	cancel()
 	if err := <-result; err == nil {
 		t.Fatal("no error though it was interrupted")
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL"); got != 0 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL"); got != 0 {
 		t.Fatalf("dead letters marked before the cut = %d, want 0", got)
 	}
 	if err := holder.Rollback(); err != nil {
 		t.Fatal(err)
 	}
 	migrated(t, dsn)
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_dead_letters"); got != 3 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_dead_letters"); got != 3 {
 		t.Errorf("dead letters = %d, want 3", got)
 	}
 
 	// As if it had been cut off before the last one.
-	mustExec(t, db, sqlComment(t, "add dead_at"))
-	mustExec(t, db, "UPDATE outbox_events SET dead_at = NULL WHERE aggregate_id = '3'")
-	mustExec(t, db, "UPDATE outbox_events SET dead_at = NULL, retry_after = now() WHERE aggregate_id = '2'") // failed since
+	testenv.MustExec(t, db, sqlComment(t, "add dead_at"))
+	testenv.MustExec(t, db, "UPDATE outbox_events SET dead_at = NULL WHERE aggregate_id = '3'")
+	testenv.MustExec(t, db, "UPDATE outbox_events SET dead_at = NULL, retry_after = now() WHERE aggregate_id = '2'") // failed since
 	if out := migrated(t, dsn); !strings.Contains(out, "marked 1 events") {
 		t.Errorf("output does not say that it marked 1 event:\n%s", out)
 	}
@@ -211,10 +210,10 @@ func TestMigrateGoesOnMarkingAfterItWasCutOff(t *testing.T) {
 
 func TestMigrateRebuildsAnInvalidIndex(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, sqlfiles.Schema)
-	mustExec(t, db, "DROP INDEX outbox_events_retry")
-	holder := begin(t, db, "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', '1', 'e', '{}')")
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	testenv.MustExec(t, db, "DROP INDEX outbox_events_retry")
+	holder := testenv.Begin(t, db, "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('a', '1', 'e', '{}')")
 	conn, err := db.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -228,16 +227,16 @@ func TestMigrateRebuildsAnInvalidIndex(t *testing.T) {
 		t.Fatal("the index was built beside an open transaction")
 	}
 	const invalid = "SELECT count(*) FROM pg_index WHERE indrelid = 'outbox_events'::regclass AND NOT indisvalid"
-	if got := queryInt(t, db, invalid); got != 1 {
+	if got := testenv.QueryInt(t, db, invalid); got != 1 {
 		t.Fatalf("invalid indexes = %d, want 1", got)
 	}
 	// The transaction is still open, so the next build has to wait, and says for whom.
 	var out lineBuffer
 	result := make(chan error, 1)
 	go func() {
-		result <- migrate(t.Context(), dsn, &out, migrateLimits{lockTries: 5, turn: time.Minute, watch: 20 * time.Millisecond})
+		result <- migrate(t.Context(), dsn, &out, limits{lockTries: 5, turn: time.Minute, watch: 20 * time.Millisecond})
 	}()
-	waitUntil(t, func() bool { return strings.Contains(out.String(), "waits for a transaction to end: pid ") })
+	testenv.Until(t, func() bool { return strings.Contains(out.String(), "waits for a transaction to end: pid ") })
 	if err := holder.Rollback(); err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +248,7 @@ func TestMigrateRebuildsAnInvalidIndex(t *testing.T) {
 			t.Errorf("output lacks %q:\n%s", want, out.String())
 		}
 	}
-	if got := queryInt(t, db, invalid); got != 0 {
+	if got := testenv.QueryInt(t, db, invalid); got != 0 {
 		t.Errorf("invalid indexes = %d, want 0", got)
 	}
 	assertNothingToDo(t, dsn)
@@ -276,10 +275,10 @@ func TestMigrateRefusesWhatIsNotOurs(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dsn, db := openTestDatabase(t)
-			mustExec(t, db, tc.setup)
-			mustExec(t, db, tc.change)
-			assertRefused(t, dsn, errMigrateConflict, tc.want)
+			dsn, db := testenv.OpenDatabase(t)
+			testenv.MustExec(t, db, tc.setup)
+			testenv.MustExec(t, db, tc.change)
+			assertRefused(t, dsn, ErrConflict, tc.want)
 		})
 	}
 }
@@ -301,17 +300,17 @@ func TestMigrateAcceptsWhatWorks(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			dsn, db := openTestDatabase(t)
-			mustExec(t, db, older)
-			mustExec(t, db, change)
+			dsn, db := testenv.OpenDatabase(t)
+			testenv.MustExec(t, db, older)
+			testenv.MustExec(t, db, change)
 			migrated(t, dsn)
-			insertEvent(t, db)
-			queryInt(t, db, "SELECT count(dead_at) FROM outbox_dead_letters")
+			testenv.InsertEvent(t, db)
+			testenv.QueryInt(t, db, "SELECT count(dead_at) FROM outbox_dead_letters")
 			want := 1
 			if name == "another trigger" {
 				want = 2
 			}
-			if got := queryInt(t, db, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal"); got != want {
+			if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_trigger WHERE tgrelid = 'outbox_events'::regclass AND NOT tgisinternal"); got != want {
 				t.Errorf("triggers = %d, want %d", got, want)
 			}
 			assertNothingToDo(t, dsn)
@@ -320,57 +319,57 @@ func TestMigrateAcceptsWhatWorks(t *testing.T) {
 }
 
 func TestMigrateWithoutRights(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	role, other := testRole(t, db), testRole(t, db)
-	mustExec(t, db, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-	assertRefused(t, asRole(t, dsn, role), errMigrateRights, fmt.Sprintf("user %q may not create anything in schema \"public\"", role))
+	dsn, db := testenv.OpenDatabase(t)
+	role, other := testenv.Role(t, db), testenv.Role(t, db)
+	testenv.MustExec(t, db, "REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+	assertRefused(t, testenv.AsRole(t, dsn, role), ErrRights, fmt.Sprintf("user %q may not create anything in schema \"public\"", role))
 
-	mustExec(t, db, fmt.Sprintf("GRANT CREATE ON SCHEMA public TO %s, %s", role, other))
-	migrated(t, asRole(t, dsn, role))
-	mustExec(t, db, "DROP INDEX outbox_events_retry")
-	mustExec(t, db, "GRANT SELECT ON outbox_relay_state TO "+other)
-	assertRefused(t, asRole(t, dsn, other), errMigrateRights, fmt.Sprintf("user %q may not alter outbox_events, its owner is %q", other, role))
+	testenv.MustExec(t, db, fmt.Sprintf("GRANT CREATE ON SCHEMA public TO %s, %s", role, other))
+	migrated(t, testenv.AsRole(t, dsn, role))
+	testenv.MustExec(t, db, "DROP INDEX outbox_events_retry")
+	testenv.MustExec(t, db, "GRANT SELECT ON outbox_relay_state TO "+other)
+	assertRefused(t, testenv.AsRole(t, dsn, other), ErrRights, fmt.Sprintf("user %q may not alter outbox_events, its owner is %q", other, role))
 
 	// Where nothing is to be done, no right is missed.
-	migrated(t, asRole(t, dsn, role))
-	assertNothingToDo(t, asRole(t, dsn, other))
+	migrated(t, testenv.AsRole(t, dsn, role))
+	assertNothingToDo(t, testenv.AsRole(t, dsn, other))
 }
 
 func TestMigrateWithOneSessionOnly(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	role := testRole(t, db)
-	mustExec(t, db, fmt.Sprintf("GRANT CREATE ON SCHEMA public TO %s; ALTER ROLE %[1]s CONNECTION LIMIT 1", role))
-	migrated(t, asRole(t, dsn, role))
-	if got := queryInt(t, db, "SELECT count(*) FROM outbox_relay_state"); got != 1 {
+	dsn, db := testenv.OpenDatabase(t)
+	role := testenv.Role(t, db)
+	testenv.MustExec(t, db, fmt.Sprintf("GRANT CREATE ON SCHEMA public TO %s; ALTER ROLE %[1]s CONNECTION LIMIT 1", role))
+	migrated(t, testenv.AsRole(t, dsn, role))
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_relay_state"); got != 1 {
 		t.Errorf("rows in outbox_relay_state = %d, want 1", got)
 	}
 }
 
 func TestMigrateDoesNotGetTheLock(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, olderSchema(t))
-	reader := begin(t, db, "SET application_name = 'a long report'; LOCK TABLE outbox_events IN ACCESS SHARE MODE")
-	pid := queryInt(t, reader, "SELECT pg_backend_pid()")
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, olderSchema(t))
+	reader := testenv.Begin(t, db, "SET application_name = 'a long report'; LOCK TABLE outbox_events IN ACCESS SHARE MODE")
+	pid := testenv.QueryInt(t, reader, "SELECT pg_backend_pid()")
 
 	traffic := startWriters(t, db)
 	start := time.Now()
-	assertRefused(t, dsn, errMigrateLocked, fmt.Sprintf(`lock on outbox_events not had in 2 tries, others keep it: pid %d, user `, pid),
+	assertRefused(t, dsn, ErrLocked, fmt.Sprintf(`lock on outbox_events not had in 2 tries, others keep it: pid %d, user `, pid),
 		`application_name "a long report"`, "query started 20")
 	written, slowest := traffic.stop()
 	t.Logf("gave up after %v; %d transactions beside, the slowest %v", time.Since(start), written, slowest)
 	if slowest > 5*time.Second {
 		t.Errorf("slowest writer took %v, want 5s at most", slowest)
 	}
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'outbox_events'::regclass AND attname = 'seq'"); got != 0 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_attribute WHERE attrelid = 'outbox_events'::regclass AND attname = 'seq'"); got != 0 {
 		t.Error("seq was added though the lock was not had")
 	}
 
 	// The reader ends while migrate still tries.
 	var out lineBuffer
 	result := make(chan error, 1)
-	go func() { result <- runMigrate(t.Context(), dsn, &out) }()
-	waitUntil(t, func() bool {
+	go func() { result <- Run(t.Context(), dsn, &out) }()
+	testenv.Until(t, func() bool {
 		return strings.Contains(out.String(), "lock on outbox_events not had, trying again: pid ")
 	})
 	if err := reader.Rollback(); err != nil {
@@ -384,10 +383,10 @@ func TestMigrateDoesNotGetTheLock(t *testing.T) {
 
 func TestMigrateWaitsForItsTurn(t *testing.T) {
 	t.Parallel()
-	dsn, db := openTestDatabase(t)
-	oid := queryInt(t, db, "SELECT 'public'::regnamespace::oid::bigint")
-	holder := begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.MigrateLockClass, sqlfiles.LockKey(uint32(oid))))
-	assertRefused(t, dsn, errMigrateLocked, "another migrate has been at work", "pid ")
+	dsn, db := testenv.OpenDatabase(t)
+	oid := testenv.QueryInt(t, db, "SELECT 'public'::regnamespace::oid::bigint")
+	holder := testenv.Begin(t, db, fmt.Sprintf("SELECT pg_advisory_xact_lock(%d, %d)", sqlfiles.MigrateLockClass, sqlfiles.LockKey(uint32(oid))))
+	assertRefused(t, dsn, ErrLocked, "another migrate has been at work", "pid ")
 	if err := holder.Rollback(); err != nil {
 		t.Fatal(err)
 	}
@@ -395,44 +394,44 @@ func TestMigrateWaitsForItsTurn(t *testing.T) {
 }
 
 func TestMigrateOnAReadOnlyServer(t *testing.T) {
-	dsn, _ := openTestDatabase(t)
-	assertRefused(t, withParameter(t, dsn, "default_transaction_read_only", "on"), errMigrateReadOnly, "is read-only here")
+	dsn, _ := testenv.OpenDatabase(t)
+	assertRefused(t, testenv.WithParameter(t, dsn, "default_transaction_read_only", "on"), ErrReadOnly, "is read-only here")
 }
 
 func TestMigrateChoosesTheSchemaBySearchPath(t *testing.T) {
-	dsn, db := openTestDatabase(t)
-	mustExec(t, db, "CREATE SCHEMA shop; CREATE SCHEMA bank")
-	shop, bank := withParameter(t, dsn, "search_path", "shop"), withParameter(t, dsn, "search_path", "bank,shop")
+	dsn, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, "CREATE SCHEMA shop; CREATE SCHEMA bank")
+	shop, bank := testenv.WithParameter(t, dsn, "search_path", "shop"), testenv.WithParameter(t, dsn, "search_path", "bank,shop")
 
 	if out := migrated(t, shop); !strings.Contains(out, `schema "shop"`) {
 		t.Errorf("output does not name the schema:\n%s", out)
 	}
 	// Unqualified names mean shop's table: to make another in bank would split the outbox in two.
-	assertRefused(t, bank, errMigrateConflict, `outbox_events is in schema "shop", but new tables would go to "bank"`)
-	migrated(t, withParameter(t, dsn, "search_path", "bank"))
+	assertRefused(t, bank, ErrConflict, `outbox_events is in schema "shop", but new tables would go to "bank"`)
+	migrated(t, testenv.WithParameter(t, dsn, "search_path", "bank"))
 	assertNothingToDo(t, bank)
 	assertNothingToDo(t, shop)
-	if got := queryInt(t, db, "SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%' AND relnamespace = 'public'::regnamespace"); got != 0 {
+	if got := testenv.QueryInt(t, db, "SELECT count(*) FROM pg_class WHERE relname LIKE 'outbox%' AND relnamespace = 'public'::regnamespace"); got != 0 {
 		t.Errorf("%d relations ended up in public", got)
 	}
-	if got := queryInt(t, db, "SELECT count(DISTINCT t.tgfoid) FROM pg_trigger t WHERE t.tgname = 'outbox_notify'"); got != 2 {
+	if got := testenv.QueryInt(t, db, "SELECT count(DISTINCT t.tgfoid) FROM pg_trigger t WHERE t.tgname = 'outbox_notify'"); got != 2 {
 		t.Errorf("trigger functions = %d, want one a schema", got)
 	}
-	assertRefused(t, withParameter(t, dsn, "search_path", "nowhere"), errMigrateConflict, "names no schema that exists")
+	assertRefused(t, testenv.WithParameter(t, dsn, "search_path", "nowhere"), ErrConflict, "names no schema that exists")
 }
 
 func TestMigrateTellsAPooler(t *testing.T) {
-	dsn, _ := openTestDatabase(t)
+	dsn, _ := testenv.OpenDatabase(t)
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := openMigrateSession(t.Context(), cfg)
+	a, err := openSession(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer a.close()
-	b, err := openMigrateSession(t.Context(), cfg)
+	b, err := openSession(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -440,18 +439,18 @@ func TestMigrateTellsAPooler(t *testing.T) {
 	if err := checkDirect(t.Context(), a, b); err != nil {
 		t.Errorf("two sessions of the server itself: %v", err)
 	}
-	if err := checkDirect(t.Context(), a, a); !errors.Is(err, errMigratePooler) { // one process serves both
-		t.Errorf("err = %v, want errMigratePooler", err)
+	if err := checkDirect(t.Context(), a, a); !errors.Is(err, ErrPooler) { // one process serves both
+		t.Errorf("err = %v, want ErrPooler", err)
 	}
 }
 
 func TestMigrateSessionWaits(t *testing.T) {
-	dsn, _ := openTestDatabase(t)
+	dsn, _ := testenv.OpenDatabase(t)
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := openMigrateSession(t.Context(), cfg)
+	s, err := openSession(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -477,7 +476,7 @@ func TestMigrateNeverShowsThePassword(t *testing.T) {
 		"host=127.0.0.1 password=x s3cret",
 	} {
 		var out lineBuffer
-		err := runMigrate(t.Context(), dsn, &out)
+		err := Run(t.Context(), dsn, &out)
 		if err == nil {
 			t.Fatalf("%s: no error", dsn)
 		}
@@ -496,9 +495,9 @@ func TestMigrateServerFaults(t *testing.T) {
 		mutate func(*serverFacts)
 		want   error
 	}{
-		"too old":   {func(s *serverFacts) { s.versionNum, s.version = 130018, "13.18" }, errMigrateServer},
-		"read-only": {func(s *serverFacts) { s.readOnly = true }, errMigrateReadOnly},
-		"no schema": {func(s *serverFacts) { s.schema = "" }, errMigrateConflict},
+		"too old":   {func(s *serverFacts) { s.versionNum, s.version = 130018, "13.18" }, ErrServer},
+		"read-only": {func(s *serverFacts) { s.readOnly = true }, ErrReadOnly},
+		"no schema": {func(s *serverFacts) { s.schema = "" }, ErrConflict},
 	} {
 		s := good
 		tc.mutate(&s)
@@ -506,23 +505,6 @@ func TestMigrateServerFaults(t *testing.T) {
 			t.Errorf("%s: err = %v, want %v", name, err, tc.want)
 		}
 	}
-}
-
-// openTestDatabase returns a database of the test's own.
-func openTestDatabase(t *testing.T) (string, *sql.DB) {
-	t.Helper()
-	dsn := testenv.Database(t)
-	return dsn, openDSN(t, dsn)
-}
-
-func openDSN(t *testing.T, dsn string) *sql.DB {
-	t.Helper()
-	db, err := sql.Open("postgres", dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { db.Close() })
-	return db
 }
 
 func olderSchema(t *testing.T) string {
@@ -548,7 +530,7 @@ func sqlComment(t *testing.T, section string) string {
 func migrated(t *testing.T, dsn string) string {
 	t.Helper()
 	var out lineBuffer
-	if err := runMigrate(t.Context(), dsn, &out); err != nil {
+	if err := Run(t.Context(), dsn, &out); err != nil {
 		t.Fatalf("migrate: %v\n%s", err, out.String())
 	}
 	return out.String()
@@ -599,7 +581,7 @@ func startWriters(t *testing.T, db *sql.DB) *traffic {
 		w.wg.Go(func() {
 			for ctx.Err() == nil {
 				w.write(db, time.Duration(i)*100*time.Millisecond)
-				_ = migratePause(ctx, 5*time.Millisecond)
+				_ = pause(ctx, 5*time.Millisecond)
 			}
 		})
 	}
@@ -633,92 +615,6 @@ func (w *traffic) stop() (int64, time.Duration) {
 	w.cancel()
 	w.wg.Wait()
 	return w.written.Load(), time.Duration(w.slowest.Load())
-}
-
-type querier interface {
-	QueryRow(query string, args ...any) *sql.Row
-	Exec(query string, args ...any) (sql.Result, error)
-}
-
-func queryInt(t *testing.T, q querier, query string, args ...any) int {
-	t.Helper()
-	var n int
-	if err := q.QueryRow(query, args...).Scan(&n); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-	return n
-}
-
-func mustExec(t *testing.T, q querier, query string, args ...any) {
-	t.Helper()
-	if _, err := q.Exec(query, args...); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-}
-
-// begin opens a transaction in which the statement has run; it ends with the test at the latest.
-func begin(t *testing.T, db *sql.DB, statement string) *sql.Tx {
-	t.Helper()
-	tx, err := db.Begin()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback() })
-	mustExec(t, tx, statement)
-	return tx
-}
-
-// insertEventSQL is what an application says.
-const insertEventSQL = "INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload) VALUES ('order', '1', 'order.created', '{}')"
-
-func insertEvent(t *testing.T, q querier) {
-	t.Helper()
-	mustExec(t, q, insertEventSQL)
-}
-
-var roleCount atomic.Int64
-
-// testRole makes a role that may log in and has no rights, and takes it away after the test.
-func testRole(t *testing.T, db *sql.DB) string {
-	t.Helper()
-	name := fmt.Sprintf("outbox_test_%d_%d", os.Getpid(), roleCount.Add(1))
-	mustExec(t, db, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD 'test'", name))
-	t.Cleanup(func() { mustExec(t, db, fmt.Sprintf("DROP OWNED BY %s CASCADE; DROP ROLE %[1]s", name)) })
-	return name
-}
-
-func asRole(t *testing.T, dsn, role string) string {
-	t.Helper()
-	u := parseTestURL(t, dsn)
-	u.User = url.UserPassword(role, "test")
-	return u.String()
-}
-
-func withParameter(t *testing.T, dsn, name, value string) string {
-	t.Helper()
-	u := parseTestURL(t, dsn)
-	q := u.Query()
-	q.Set(name, value)
-	u.RawQuery = q.Encode()
-	return u.String()
-}
-
-func parseTestURL(t *testing.T, dsn string) *url.URL {
-	t.Helper()
-	u, err := url.Parse(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return u
-}
-
-func waitUntil(t *testing.T, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("waited for 20s in vain")
-		}
-	}
 }
 
 // lineBuffer is an output that can be read while it is written to.

@@ -1,4 +1,6 @@
-package main
+// Package migrate creates the outbox in a database, or brings an older one up to date in place, beside any
+// traffic. What it makes is sql/schema.sql.
+package migrate
 
 import (
 	"context"
@@ -10,63 +12,66 @@ import (
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
 
+	"outbox-relay/internal/serverurl"
 	sqlfiles "outbox-relay/sql"
 )
 
 const (
-	// migrateAnswerTimeout bounds each wait for the server. The statement_timeout in section
+	// answerTimeout bounds each wait for the server. The statement_timeout in section
 	// "bounded" of migrate.sql is shorter: it comes first and says more.
-	migrateAnswerTimeout = 45 * time.Second
+	answerTimeout = 45 * time.Second
+	// connectTimeout bounds dialling and each write.
+	connectTimeout = 5 * time.Second
 	// forever is for the wait for an index, of which the server says nothing until it is done; the
 	// watcher then finds out whether it is still there.
-	forever          = 10 * 365 * 24 * time.Hour
-	migrateMinServer = 140000 // CREATE OR REPLACE TRIGGER; what lib/pq supports
+	forever   = 10 * 365 * 24 * time.Hour
+	minServer = 140000 // CREATE OR REPLACE TRIGGER; what lib/pq supports
 )
 
-// migrateLimits says how patient migrate is. Tests shrink it.
-type migrateLimits struct {
+// limits says how patient migrate is. Tests shrink it.
+type limits struct {
 	lockTries int           // how often a lock is tried for, 2 s each time
 	lockPause time.Duration // between the tries, times their number
 	turn      time.Duration // wait for another migrate to end; that may be building indexes
 	watch     time.Duration // between the lines that tell of an index's progress
 }
 
-var defaultMigrateLimits = migrateLimits{lockTries: 5, lockPause: time.Second, turn: 15 * time.Minute, watch: 5 * time.Second}
+var defaultLimits = limits{lockTries: 5, lockPause: time.Second, turn: 15 * time.Minute, watch: 5 * time.Second}
 
-// runMigrate creates the outbox in the database at dsn, or brings an older one up to date in
+// Run creates the outbox in the database at dsn, or brings an older one up to date in
 // place, and writes what it did to w, line by line. It may be run again at any time, by several
 // processes at once, and beside any traffic; what a run that was cut off left undone, the next
-// one does. Errors are one line without any password, and wrap one of the errMigrate sentinels
+// one does. Errors are one line without any password, and wrap one of the errors of this package
 // where the cause is one of those.
-func runMigrate(ctx context.Context, dsn string, w io.Writer) error {
-	return migrate(ctx, dsn, w, defaultMigrateLimits)
+func Run(ctx context.Context, dsn string, w io.Writer) error {
+	return migrate(ctx, dsn, w, defaultLimits)
 }
 
-func migrate(ctx context.Context, dsn string, w io.Writer, limits migrateLimits) error {
-	dsn, faults := prepareDSN(dsn)
+func migrate(ctx context.Context, dsn string, w io.Writer, limits limits) error {
+	dsn, faults := serverurl.PrepareDSN(dsn)
 	if len(faults) > 0 {
-		return migrateErrorf(errMigrateDSN, "DATABASE_URL: %s", strings.Join(faults, "; "))
+		return errorf(ErrDSN, "DATABASE_URL: %s", strings.Join(faults, "; "))
 	}
 	cfg, err := pq.NewConfig(dsn)
 	if err != nil {
-		return migrateErrorf(errMigrateDSN, "DATABASE_URL: %s", scrubPQ(err))
+		return errorf(ErrDSN, "DATABASE_URL: %s", serverurl.ScrubPQ(err))
 	}
-	if cfg.ApplicationName == applicationName { // not one of the user's
+	if cfg.ApplicationName == serverurl.ApplicationName { // not one of the user's
 		cfg.ApplicationName += " migrate"
 	}
 
 	m := &migration{out: w, limits: limits}
-	if m.session, err = openMigrateSession(ctx, cfg); err != nil {
-		return migrateErrorOf("connect", err)
+	if m.session, err = openSession(ctx, cfg); err != nil {
+		return errorOf("connect", err)
 	}
 	defer m.session.close()
 	// The second session watches the first. A role may be allowed no more than one.
-	m.watcher, err = openMigrateSession(ctx, cfg)
+	m.watcher, err = openSession(ctx, cfg)
 	switch {
 	case err == nil:
 		defer m.watcher.close()
 	case pq.As(err, pqerror.TooManyConnections) == nil:
-		return migrateErrorOf("connect", err)
+		return errorOf("connect", err)
 	}
 	return m.run(ctx)
 }
@@ -74,9 +79,9 @@ func migrate(ctx context.Context, dsn string, w io.Writer, limits migrateLimits)
 // migration is one run of migrate.
 type migration struct {
 	out     io.Writer
-	limits  migrateLimits
-	session *migrateSession
-	watcher *migrateSession // nil when the server allows no second session
+	limits  limits
+	session *session
+	watcher *session // nil when the server allows no second session
 
 	server serverFacts
 	acted  bool // something was changed
@@ -101,23 +106,23 @@ func (m *migration) say(format string, args ...any) { fmt.Fprintf(m.out, format+
 func (m *migration) run(ctx context.Context) error {
 	if m.watcher != nil {
 		if err := checkDirect(ctx, m.session, m.watcher); err != nil {
-			return migrateErrorOf("check the connection", err)
+			return errorOf("check the connection", err)
 		}
 	}
 	if err := m.checkServer(ctx); err != nil {
-		return migrateErrorOf("check the server", err)
+		return errorOf("check the server", err)
 	}
 	m.say("database %q, schema %q, PostgreSQL %s", m.server.database, m.server.schema, m.server.version)
 	if _, err := m.session.ExecContext(ctx, sqlfiles.MigrateSection("bounded")); err != nil {
-		return migrateErrorOf("set limits", err)
+		return errorOf("set limits", err)
 	}
 	if err := m.takeTurn(ctx); err != nil {
-		return migrateErrorOf("wait for another migrate", err)
+		return errorOf("wait for another migrate", err)
 	}
 
 	facts, err := inspectOutbox(ctx, m.session, m.server.schema)
 	if err != nil {
-		return migrateErrorOf("inspect", err)
+		return errorOf("inspect", err)
 	}
 	if err := facts.conflict(m.server.schema, m.server.path); err != nil {
 		return err
@@ -127,7 +132,7 @@ func (m *migration) run(ctx context.Context) error {
 	}
 	// Read again: apply may have made the table.
 	if facts, err = inspectOutbox(ctx, m.session, m.server.schema); err != nil {
-		return migrateErrorOf("inspect", err)
+		return errorOf("inspect", err)
 	}
 	if err := m.buildIndexes(ctx, facts); err != nil {
 		return err
@@ -159,12 +164,12 @@ func (m *migration) checkServer(ctx context.Context) error {
 // fault returns why nothing can be migrated here, or nil.
 func (s *serverFacts) fault() error {
 	switch {
-	case s.versionNum < migrateMinServer:
-		return migrateErrorf(errMigrateServer, "PostgreSQL %s is too old: 14 or later is needed", s.version)
+	case s.versionNum < minServer:
+		return errorf(ErrServer, "PostgreSQL %s is too old: 14 or later is needed", s.version)
 	case s.readOnly:
-		return migrateErrorf(errMigrateReadOnly, "database %q is read-only here: a standby, or default_transaction_read_only is on", s.database)
+		return errorf(ErrReadOnly, "database %q is read-only here: a standby, or default_transaction_read_only is on", s.database)
 	case s.schema == "":
-		return migrateErrorf(errMigrateConflict, "search_path %s names no schema that exists and that user %q may use: create it first", s.path, s.user)
+		return errorf(ErrConflict, "search_path %s names no schema that exists and that user %q may use: create it first", s.path, s.user)
 	}
 	return nil
 }
@@ -183,12 +188,12 @@ func (m *migration) takeTurn(ctx context.Context) error {
 		}
 		holder := m.holder(ctx, "migrate lock holder", class, key)
 		if time.Now().After(end) {
-			return migrateErrorf(errMigrateLocked, "another migrate has been at work for more than %v: %s", m.limits.turn, holder)
+			return errorf(ErrLocked, "another migrate has been at work for more than %v: %s", m.limits.turn, holder)
 		}
 		if try == 3 { // a session that has just ended may keep it for a moment
 			m.say("another migrate is at work, waiting for it: %s", holder)
 		}
-		if err := migratePause(ctx, 300*time.Millisecond); err != nil {
+		if err := pause(ctx, 300*time.Millisecond); err != nil {
 			return err
 		}
 	}
@@ -228,10 +233,10 @@ func (m *migration) whileLocked(ctx context.Context, table uint32, f func() erro
 		}
 		holder := m.holder(ctx, "lock holders", table)
 		if try >= m.limits.lockTries {
-			return migrateErrorf(errMigrateLocked, "lock on outbox_events not had in %d tries, others keep it: %s", try, holder)
+			return errorf(ErrLocked, "lock on outbox_events not had in %d tries, others keep it: %s", try, holder)
 		}
 		m.say("lock on outbox_events not had, trying again: %s", holder)
-		if err := migratePause(ctx, time.Duration(try)*m.limits.lockPause); err != nil {
+		if err := pause(ctx, time.Duration(try)*m.limits.lockPause); err != nil {
 			return err
 		}
 	}
@@ -252,7 +257,7 @@ func (m *migration) note(f *outboxFacts) {
 	}
 }
 
-func migratePause(ctx context.Context, d time.Duration) error {
+func pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
