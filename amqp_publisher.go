@@ -22,6 +22,8 @@ const (
 	// steadyFlights is how many messages are in flight at most while confirms take less than slowConfirm.
 	steadyFlights = 256
 	slowConfirm   = 50 * time.Millisecond
+	// doubtTime is for how long a link is doubted while there is nothing that could prove it.
+	doubtTime = 5 * time.Second
 	// leaseRecheck is how often a lapsed lease is looked at again.
 	leaseRecheck = 100 * time.Millisecond
 	// reconnectMin and reconnectMax bound the pause between attempts to connect: short enough
@@ -39,7 +41,9 @@ var (
 type Link struct {
 	Up      bool
 	Blocked string // the broker's reason for not accepting messages now, "" when it does
-	Err     error  // why the link is not up; nil when it is, or was never tried
+	// Err says why the link is not up, or if it is, why the one before was lost without a single
+	// confirm: until there is one, nothing is known to be better. nil otherwise, and before the first try.
+	Err error
 }
 
 // AMQPPublisher publishes events over one session at a time and says what became of each.
@@ -62,6 +66,8 @@ type AMQPPublisher struct {
 	link    Link
 
 	connected bool                 // there was a session before
+	failures  *repeatLog           // of sessions
+	doubt     error                // a session that had messages in flight was lost for this without a confirm
 	out       []Result             // reported, not yet visible to Take
 	chains    map[Aggregate]*chain // aggregates with events in hand; unused when ORDERING=none
 	ready     []*Event             // may be written now
@@ -90,22 +96,26 @@ func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPu
 func (p *AMQPPublisher) Run(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = reconnectMin, reconnectMax
-	failures := &repeatLog{log: p.log.With(keyServer, PeerRabbitMQ), what: "use RabbitMQ"}
+	p.failures = &repeatLog{log: p.log.With(keyServer, PeerRabbitMQ), what: "use RabbitMQ"}
 	for host := 0; ctx.Err() == nil; host++ {
 		s, hosts, err := p.connect(ctx, host)
 		if err == nil {
-			failures.OK()
-			p.setLink(Link{Up: true})
+			p.setLink(Link{Up: true, Err: p.doubt})
+			if p.doubt == nil {
+				p.failures.OK()
+			}
 			err = p.serve(ctx, s)
 			if s.confirms > 0 {
 				pause.Reset()
+			} else if len(p.flights) > 0 {
+				p.doubt = err
 			}
 			p.end(s, err)
 		}
 		if ctx.Err() != nil {
 			break
 		}
-		failures.Failed(err)
+		p.failures.Failed(err)
 		p.metrics.ConnectionFailures[PeerRabbitMQ].Inc()
 		if (host+1)%max(hosts, 1) == 0 { // each address was tried
 			sleep(ctx, pause.NextBackOff())
@@ -152,7 +162,10 @@ func (p *AMQPPublisher) setLink(l Link) {
 
 // onBlocked runs in the session's watcher.
 func (p *AMQPPublisher) onBlocked(b amqp.Blocking) {
-	link := Link{Up: true}
+	p.mu.Lock()
+	link := p.link
+	p.mu.Unlock()
+	link.Blocked = ""
 	if b.Active {
 		link.Blocked = "blocked"
 		if b.Reason != "" {
@@ -216,15 +229,33 @@ func (p *AMQPPublisher) serve(ctx context.Context, s *amqpSession) error {
 			return err
 		}
 		p.collect(s, time.Since(s.swept) >= sweepInterval) // after the answer, which came behind the confirms
+		p.settleDoubt(s)
 		if err := p.expire(s); err != nil {
 			return err
 		}
 	}
 }
 
+// settleDoubt believes in the link again: after a confirm, or when there was nothing to confirm for a while.
+func (p *AMQPPublisher) settleDoubt(s *amqpSession) {
+	idle := len(p.flights)+len(p.ready)+len(p.solo) == 0 && s.clock.now() > doubtTime
+	if p.doubt == nil || s.confirms == 0 && !idle {
+		return
+	}
+	p.doubt = nil
+	p.failures.OK()
+	p.mu.Lock()
+	link := p.link
+	p.mu.Unlock()
+	link.Err = nil
+	p.setLink(link)
+}
+
 // patience is how long serve may sleep when nothing happens.
 func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	switch {
+	case p.doubt != nil:
+		return sweepInterval
 	case p.blocked(): // no confirm is expected, and the end of it rings
 		return leaseRecheck
 	case len(p.flights) > 1 || len(p.late) > 0 && len(p.flights) > 0:

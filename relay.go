@@ -387,10 +387,10 @@ func linkTrouble(l Link) error {
 	switch {
 	case l.Blocked != "":
 		return fmt.Errorf("blocked by the broker: %s", l.Blocked)
-	case l.Up:
-		return nil
 	case l.Err != nil:
 		return l.Err
+	case l.Up:
+		return nil
 	default:
 		return errStarting
 	}

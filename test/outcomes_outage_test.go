@@ -75,7 +75,14 @@ func TestOutagesCountNoAttempt(t *testing.T) {
 			o.insertMany(t, 100, 10, "order.created")
 			o.waitNotReady(t, p, tt.reasons)
 			wantReason(t, "log", strings.ReplaceAll(p.Logs(), `\"`, `"`), tt.reasons...)
-			time.Sleep(time.Second) // several attempts
+			for until := time.Now().Add(2 * time.Second); time.Now().Before(until); time.Sleep(10 * time.Millisecond) { // several attempts
+				if status, body := p.Get(t, "/readyz"); status == http.StatusOK {
+					t.Fatalf("ready for a moment: %s", body)
+				}
+			}
+			if n := strings.Count(p.Logs(), "use RabbitMQ"); n > 3 { // a change of the reason, and one a minute
+				t.Errorf("%d lines in the log about one outage\n%s", n, p.Logs())
+			}
 			o.wantUncounted(t, p)
 
 			if tt.missing {
