@@ -2,6 +2,7 @@ package test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -131,4 +132,45 @@ func (o *outbox) bind(t *testing.T, q *testenv.Queue, key string) {
 	if err := o.channel(t).QueueBind(q.Name, key, exchange, false, nil); err != nil {
 		t.Fatal(err)
 	}
+}
+
+var quick = []string{"RETRY_BASE=200ms", "RETRY_MAX=1s", "MAX_ATTEMPTS=3"}
+
+func (o *outbox) neighbours(t *testing.T, others ...event) []string {
+	t.Helper()
+	var events []event
+	for i := range 50 {
+		events = append(events, event{aggregate: fmt.Sprint("before", i)})
+	}
+	events = append(events, others...)
+	for i := range 50 {
+		events = append(events, event{aggregate: fmt.Sprint("after", i)})
+	}
+	return o.insert(t, events...)[50 : 50+len(others)]
+}
+
+func wantOnce(t *testing.T, q *testenv.Queue) {
+	t.Helper()
+	for id, n := range deliveries(q.Received()) {
+		if n != 1 {
+			t.Errorf("event %s came %d times, want once", id, n)
+		}
+	}
+}
+
+func (o *outbox) wantUntouched(t *testing.T) {
+	t.Helper()
+	if n := o.count(t, "attempts <> 0 OR last_error IS NOT NULL OR dead_at IS NOT NULL"); n != 0 {
+		t.Errorf("%d events bear a trace of the outage, want none", n)
+	}
+}
+
+func urlUser(t *testing.T, url string) string {
+	t.Helper()
+	_, rest, _ := strings.Cut(url, "://")
+	user, _, ok := strings.Cut(rest, "@")
+	if !ok {
+		t.Fatalf("no user in %s", url)
+	}
+	return user
 }

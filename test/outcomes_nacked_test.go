@@ -119,3 +119,28 @@ func TestRefusedEventBecomesADeadLetterWhenItIsOld(t *testing.T) {
 		wantFailures(t, p, "refused", r.attempts)
 	})
 }
+
+func TestNackedEventsWaitForRoom(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.ConsumeFrom(t, o.amqpURL, testenv.Binding{
+		Exchange: exchange, Hold: true,
+		Args: amqp.Table{"x-max-length": int64(5), "x-overflow": "reject-publish"},
+	})
+	p := o.start(t, quick...)
+	o.insertMany(t, 20, 20, "order.created")
+	o.waitRowCount(t, "attempts >= 3 AND last_error LIKE 'nacked%'", 15)
+	if n := o.count(t, "dead_at IS NOT NULL"); n != 0 {
+		t.Errorf("dead letters = %d, want none below DEAD_AFTER", n)
+	}
+	if n := outcomes(t, p, "nacked"); n < 45 {
+		t.Errorf("nacked = %v, want at least 3 for each of 15", n)
+	}
+	ch := o.channel(t)
+	testenv.Eventually(t, patience, "all are published as the queue is emptied", func() bool {
+		if _, err := ch.QueuePurge(q.Name, false); err != nil {
+			t.Fatal(err)
+		}
+		return o.count(t, "processed_at IS NULL") == 0
+	})
+}

@@ -254,3 +254,65 @@ func (l *login) forbid(t *testing.T) {
 	t.Helper()
 	testenv.API(t, http.MethodDelete, "/permissions/"+l.vhost+"/"+l.name, nil, nil)
 }
+
+func TestMissingExchangeOfAllEventsIsAnOutage(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	p := o.start(t, "AMQP_DECLARE=false", "AMQP_EXCHANGE=events", "RETRY_BASE=200ms")
+	o.insertMany(t, 10, 10, "order.created")
+	p.WaitLog(t, patience, "NOT_FOUND - no exchange 'events'")
+	testenv.Eventually(t, patience, "/readyz gives the reason", func() bool {
+		status, body := p.Get(t, "/readyz")
+		return status == 503 && strings.Contains(body, "no exchange 'events'")
+	})
+	o.wantUntouched(t)
+	q := testenv.Consume(t, o.amqpURL, "events") // declares it
+	waitCount(t, q, 10)
+	p.Ready(t)
+	// Deleted while the relay publishes: found out by the next event, and no fault of that one.
+	if err := o.channel(t).ExchangeDelete("events", false, false); err != nil {
+		t.Fatal(err)
+	}
+	o.insertMany(t, 10, 10, "order.paid")
+	p.NotReady(t)
+	o.wantUntouched(t)
+	again := testenv.Consume(t, o.amqpURL, "events") // declares it, and only then binds: one may be returned
+	waitCount(t, again, 10)
+	o.waitRowCount(t, "processed_at IS NOT NULL", 20)
+}
+
+func TestMissingPermissionAndRefusedLoginAreOutages(t *testing.T) {
+	b := testenv.OwnRabbitMQ(t, testenv.Options{})
+	o := outboxOn(t, testenv.Database(t), b.URL)
+	b.Ctl(t, "add_user", "sender", "first")
+	b.Ctl(t, "set_permissions", "sender", ".*", "^$", "")
+	q := testenv.Consume(t, b.URL, exchange)
+	p := testenv.Start(t, "DATABASE_URL="+o.dsn, "AMQP_URL="+strings.Replace(b.URL, urlUser(t, b.URL), "sender:first", 1))
+	p.Ready(t)
+	o.insertMany(t, 10, 10, "order.created")
+	p.WaitLog(t, patience, "ACCESS_REFUSED")
+	p.NotReady(t)
+	o.wantUntouched(t)
+	b.Ctl(t, "set_permissions", "sender", ".*", ".*", "")
+	waitCount(t, q, 10)
+
+	b.Ctl(t, "change_password", "sender", "second")
+	b.Ctl(t, "close_all_user_connections", "sender", "test")
+	o.insertMany(t, 10, 10, "order.paid")
+	p.WaitLog(t, patience, "403")
+	p.NotReady(t)
+	o.wantUntouched(t)
+	b.Ctl(t, "change_password", "sender", "first")
+	waitCount(t, q, 20)
+
+	b.Ctl(t, "set_user_limits", "sender", `{"max-connections": 0}`)
+	b.Ctl(t, "close_all_user_connections", "sender", "test")
+	o.insertMany(t, 10, 10, "order.sent")
+	p.WaitLog(t, patience, "530")
+	b.Ctl(t, "set_user_limits", "sender", `{"max-connections": -1}`)
+	waitCount(t, q, 30)
+	o.waitRowCount(t, "processed_at IS NOT NULL AND attempts = 0 AND last_error IS NULL", 30)
+	if strings.Contains(p.Logs(), "first") {
+		t.Error("the log holds the password")
+	}
+}

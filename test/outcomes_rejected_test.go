@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -127,4 +128,72 @@ func TestUnsendableEventIsADeadLetterAtOnce(t *testing.T) {
 			t.Error("a header's value is in the log")
 		}
 	})
+}
+
+func TestEventThatClosesTheChannelIsFoundAmongItsNeighbours(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t, append(quick, "AMQP_EXCHANGE={header.exchange}")...)
+	good := func(n string) event { return event{aggregate: n, headers: `{"exchange": "outbox"}`} }
+	var events []event
+	for i := range 50 {
+		events = append(events, good(fmt.Sprint("before", i)))
+	}
+	events = append(events, event{aggregate: "guilty", headers: `{"exchange": "missing"}`})
+	for i := range 50 {
+		events = append(events, good(fmt.Sprint("after", i)))
+	}
+	guilty := o.insert(t, events...)[50]
+	r := o.waitDead(t, guilty)
+	wantReason(t, "last_error", r.lastError, "the broker closed the channel", "404", "missing")
+	if r.attempts != 3 {
+		t.Errorf("attempts = %d, want 3", r.attempts)
+	}
+	o.waitRowCount(t, "processed_at IS NOT NULL AND attempts = 0 AND last_error IS NULL", 100)
+	waitCount(t, q, 100)
+	for id, n := range deliveries(q.Received()) {
+		if n > 2 {
+			t.Errorf("neighbour %s came %d times, want two at most", id, n)
+		}
+	}
+	if n := p.Metric(t, "outbox_reconnects_total", `server="rabbitmq"`); n != 0 {
+		t.Errorf("reconnects = %v, want none: the connection was well", n)
+	}
+}
+
+func TestEventThatCannotBeSentIsADeadLetterAtOnce(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t, "AMQP_ROUTING_KEY={aggregate_id}", "AMQP_MAX_MESSAGE_BYTES=100000")
+	bad := []struct {
+		event  event
+		reason string
+	}{
+		{event{aggregate: "a", headers: `[1]`}, "object"},
+		{event{aggregate: "b", headers: `{"attempt": 7}`}, "attempt"},
+		{event{aggregate: strings.Repeat("𝄞", 100)}, "255"},
+		{event{aggregate: "c", payload: `{"x": "` + strings.Repeat("x", 100_000) + `"}`}, "100000"},
+		{event{aggregate: "d", headers: `{"expiration": "soon"}`}, "expiration"},
+	}
+	var events []event
+	for _, b := range bad {
+		events = append(events, b.event)
+	}
+	for i, id := range o.neighbours(t, events...) {
+		r := o.waitDead(t, id)
+		wantReason(t, "last_error", r.lastError, "rejected", bad[i].reason)
+		if r.attempts != 1 {
+			t.Errorf("attempts of event %d = %d, want 1", i, r.attempts)
+		}
+	}
+	waitCount(t, q, 100)
+	wantOnce(t, q)
+	if n := p.Metric(t, "outbox_reconnects_total", `server="rabbitmq"`); n != 0 {
+		t.Errorf("reconnects = %v, want none: nothing of it may reach the broker", n)
+	}
+	if n := outcomes(t, p, "rejected"); n != 5 {
+		t.Errorf("rejected = %v, want 5", n)
+	}
 }

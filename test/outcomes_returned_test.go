@@ -107,3 +107,43 @@ func TestLargeEventsAreReturned(t *testing.T) {
 	wantFailures(t, p, "large", 2*n)
 	wantConnectionKept(t, p)
 }
+
+func TestReturnedEventIsRetriedUntilItHasAQueue(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange, "order.created")
+	p := o.start(t, "RETRY_BASE=200ms", "RETRY_MAX=500ms", "MAX_ATTEMPTS=1000")
+	p.Ready(t)
+	lost := o.neighbours(t, event{aggregate: "lost", eventType: "nobody.listens"})
+	r := o.waitRow(t, lost[0], "has failed", func(r row) bool { return r.attempts > 0 })
+	wantReason(t, "last_error", r.lastError, "returned", "312", "NO_ROUTE", "nobody.listens")
+	waitCount(t, q, 100)
+	if n := outcomes(t, p, "returned"); n < 1 {
+		t.Errorf("returned = %v, want at least 1", n)
+	}
+	late := testenv.Consume(t, o.amqpURL, exchange, "nobody.listens")
+	d := late.Next(t, patience)
+	o.waitProcessed(t, lost[0])
+	if n, ok := d.Headers["attempt"].(int64); !ok || n < 2 {
+		t.Errorf("header attempt = %v, want over 1", d.Headers["attempt"])
+	}
+	wantOnce(t, q)
+}
+
+func TestEventOutOfAttemptsBecomesADeadLetter(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	p := o.start(t, quick...)
+	id := o.insert(t, event{eventType: "nobody.listens"})[0]
+	r := o.waitDead(t, id)
+	if r.attempts != 3 || r.processed || r.wait {
+		t.Errorf("row = %+v, want three attempts and nothing more to come", r)
+	}
+	if n := testenv.Value[int](t, o.dsn, "SELECT count(*) FROM outbox_dead_letters"); n != 1 {
+		t.Errorf("outbox_dead_letters holds %d rows, want 1", n)
+	}
+	testenv.Eventually(t, patience, "the gauge shows the dead letter", func() bool { return p.Metric(t, "outbox_dead_letters") == 1 })
+	if n := p.Metric(t, "outbox_events_failed_total", `event_type="nobody.listens"`); n != 3 {
+		t.Errorf("failed = %v, want 3", n)
+	}
+}
