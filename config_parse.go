@@ -6,6 +6,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -82,13 +83,20 @@ func commandOf(node *kong.Node) command {
 
 // helpOfCommand prints the help of the selected command, without the settings it does not use.
 func helpOfCommand(options kong.HelpOptions, ctx *kong.Context) error {
-	if node := ctx.Selected(); node != nil && len(node.Children) == 0 {
-		cmd := commandOf(node)
+	if node := ctx.Selected(); node != nil {
 		for _, f := range ctx.Model.Flags {
-			f.Hidden = f.Hidden || len(f.Envs) > 0 && !cmd.uses(f.Envs[0])
+			f.Hidden = f.Hidden || len(f.Envs) > 0 && !usedBy(node, f.Envs[0])
 		}
 	}
 	return kong.DefaultHelpPrinter(options, ctx)
+}
+
+// usedBy reports whether a command, or one of a group of commands, looks at a setting.
+func usedBy(node *kong.Node, setting string) bool {
+	if len(node.Children) == 0 {
+		return commandOf(node).uses(setting)
+	}
+	return slices.ContainsFunc(node.Children, func(child *kong.Node) bool { return usedBy(child, setting) })
 }
 
 // usage matches what kong's errors say without quoting an argument, which may hold a password.

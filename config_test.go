@@ -240,12 +240,14 @@ func TestCommandsNeedOnlyTheirSettings(t *testing.T) {
 }
 
 func TestHelpOfACommandShowsOnlyItsSettings(t *testing.T) {
-	var help strings.Builder
-	if _, _, _, err := parseConfig([]string{"migrate", "-h"}, nil, &help); err != nil {
-		t.Fatal(err)
-	}
-	if text := help.String(); !strings.Contains(text, "--database-url-file") || strings.Contains(text, "--amqp-url") {
-		t.Error(text)
+	for _, command := range []string{"migrate", "dead-letters"} {
+		var help strings.Builder
+		if _, _, _, err := parseConfig([]string{command, "-h"}, nil, &help); err != nil {
+			t.Fatal(err)
+		}
+		if text := help.String(); !strings.Contains(text, "--database-url-file") || strings.Contains(text, "--amqp-url") {
+			t.Error(text)
+		}
 	}
 }
 
