@@ -58,6 +58,7 @@ type Listener struct {
 	probe       string
 	rings       atomic.Uint64
 	heard       atomic.Int64 // when the last probe came, in Unix nanoseconds
+	anew        Bell         // asks for another connection
 }
 
 // NewListener makes a listener that rings notified for notifications and reconnected when some
@@ -65,7 +66,7 @@ type Listener struct {
 func NewListener(cfg Config, log *slog.Logger, m *Metrics, notified, reconnected Bell) *Listener {
 	return &Listener{
 		cfg: cfg, log: log.With(keyServer, PeerListener), metrics: m,
-		notified: notified, reconnected: reconnected, probe: "outbox_probe_" + rand.Text(),
+		notified: notified, reconnected: reconnected, anew: NewBell(), probe: "outbox_probe_" + rand.Text(),
 	}
 }
 
@@ -82,6 +83,12 @@ func (l *Listener) Heard() time.Time {
 	}
 	return time.Time{}
 }
+
+// Reconnect gives the connection up for another. Safe for any goroutine; it does not wait.
+func (l *Listener) Reconnect() { l.anew.Ring() }
+
+// errDeaf: notifications do not come over this connection.
+var errDeaf = errors.New("notifications do not arrive over this connection: trying another")
 
 // Run listens until ctx is done. It returns within about a second of that whatever state the
 // connection is in.
@@ -178,6 +185,8 @@ func (l *Listener) listen(ctx context.Context, onListening func()) error {
 			return ctx.Err()
 		case err := <-failed:
 			return err
+		case <-l.anew:
+			return errDeaf
 		case <-listening:
 			listening = nil
 			set01(l.metrics.Connected[PeerListener], true)

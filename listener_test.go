@@ -24,9 +24,10 @@ func TestRefusedListenIsTriedAgain(t *testing.T) {
 	notified, reconnected := NewBell(), NewBell()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan struct{})
+	listener := NewListener(cfg, slog.New(slog.DiscardHandler), m, notified, reconnected)
 	go func() {
 		defer close(ended)
-		NewListener(cfg, slog.New(slog.DiscardHandler), m, notified, reconnected).Run(ctx)
+		listener.Run(ctx)
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -44,20 +45,37 @@ func TestRefusedListenIsTriedAgain(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("not told that notifications may have been missed")
 	}
-	testenv.Exec(t, standby.DSN, "NOTIFY outbox_event")
-	select {
-	case <-notified:
-	case <-time.After(time.Minute):
-		t.Fatal("not notified")
+	notify := func() {
+		t.Helper()
+		testenv.Exec(t, standby.DSN, "NOTIFY outbox_event")
+		select {
+		case <-notified:
+		case <-time.After(time.Minute):
+			t.Fatal("not notified")
+		}
 	}
+	notify()
+	before := testenv.Value[int](t, standby.DSN, listening)
+	listener.Reconnect()
+	testenv.Eventually(t, time.Minute, "another session listens", func() bool {
+		pids := testenv.Query[int](t, standby.DSN, listening)
+		return len(pids) == 1 && pids[0] != before
+	})
+	notify()
 }
+
+// listening finds the session that listens, by what it did last.
+const listening = "SELECT pid FROM pg_stat_activity WHERE application_name = 'outbox-relay' AND query LIKE 'LISTEN%'"
 
 // deafEars hear no probe until they are healed.
 type deafEars struct {
 	fakeEars
 	baton  *baton
 	healed bool
+	anew   int // how often another connection was asked for
 }
+
+func (e *deafEars) Reconnect() { e.anew++ }
 
 func (e *deafEars) Heard() time.Time {
 	e.baton.pass()
@@ -83,6 +101,9 @@ func TestNotificationsThatDoNotArriveAreNoticed(t *testing.T) {
 		}
 		if n := strings.Count(log.String(), "notifications do not arrive: events wait for the fallback poll"); n != 1 {
 			t.Errorf("logged %d times in 5 minutes, want once", n)
+		}
+		if ears.anew != 1 {
+			t.Errorf("another connection was asked for %d times, want once", ears.anew)
 		}
 		if ok, reasons := r.health.Ready(); !ok {
 			t.Errorf("not ready: %v", reasons)

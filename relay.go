@@ -80,6 +80,7 @@ type Ears interface {
 	ProbeChannel() string
 	Heard() time.Time
 	Rings() uint64
+	Reconnect()
 }
 
 // Relay moves events from the outbox to the broker: wake, claim, publish, confirm, settle, and

@@ -174,6 +174,7 @@ type fakeEars struct{}
 func (fakeEars) ProbeChannel() string { return "probe" }
 func (fakeEars) Rings() uint64        { return 0 }
 func (fakeEars) Heard() time.Time     { return time.Now() }
+func (fakeEars) Reconnect()           {}
 
 // rig is a relay with fakes around it.
 type rig struct {

@@ -149,6 +149,7 @@ func (r *Relay) proveListen() error {
 	if sick := heard.Before(r.probed); since >= probePatience && sick != r.listenSick || !sick {
 		if sick && !r.listenSick {
 			r.log.Warn("notifications do not arrive: events wait for the fallback poll", "fallback_interval", r.cfg.FallbackInterval)
+			r.ears.Reconnect() // it may be connected to a server that is the primary no more
 		} else if !sick && r.listenSick {
 			r.log.Info("notifications arrive again")
 		}
