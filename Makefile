@@ -24,7 +24,7 @@ test: ## run all tests, with servers in Docker or those of TEST_DATABASE_URL and
 	@$(if $(RACE),,echo 'test: no C compiler, so without the race detector' >&2;) \
 	if images=$$(test/images/provide postgres rabbitmq promtool relay); then export $$images; \
 	else echo 'test: no images; the tests will say what they miss' >&2; fi; \
-	set -x; go test $(RACE) -count=1 -timeout 15m $(TESTFLAGS) ./...
+	set -x; go test $(RACE) -count=1 -timeout 40m $(TESTFLAGS) ./...
 
 # How long make chaos runs, and the seed of a run to repeat.
 CHAOS_MINUTES ?= 30
