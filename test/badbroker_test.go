@@ -89,6 +89,7 @@ func serveTCP(t *testing.T, serve func(net.Conn)) (addr string) {
 
 // A broker that restarts while nothing is to be published is found again without any event.
 func TestBrokerRestartedWhileIdle(t *testing.T) {
+	t.Parallel()
 	mq := testenv.OwnRabbitMQ(t, testenv.Options{})
 	o := outboxOn(t, testenv.Database(t), mq.URL)
 	p := o.start(t, "FALLBACK_INTERVAL=1h")

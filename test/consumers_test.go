@@ -13,6 +13,7 @@ import (
 // Partitioned consumption as docs/consumers.md describes it: the routing key is the aggregate's id, and the
 // consistent-hash exchange gives each aggregate to one queue, in its order.
 func TestConsistentHashExchangeKeepsAnAggregateInOneQueue(t *testing.T) {
+	t.Parallel()
 	mq := testenv.OwnRabbitMQ(t, testenv.Options{})
 	mq.Exec(t, "rabbitmq-plugins", "enable", "rabbitmq_consistent_hash_exchange")
 	o := outboxOn(t, testenv.Database(t), mq.URL)

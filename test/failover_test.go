@@ -34,6 +34,7 @@ func hostList(t *testing.T, servers ...*testenv.Postgres) string {
 // the application does, and goes on without a restart. Replication is synchronous, so what was
 // committed is there.
 func TestFailOverToAStandbyBehindAHostList(t *testing.T) {
+	t.Parallel()
 	primary := testenv.OwnPostgres(t, testenv.Options{})
 	standby := primary.Standby(t)
 	o := outboxOn(t, hostList(t, primary, standby), testenv.Vhost(t))
@@ -56,6 +57,7 @@ func TestFailOverToAStandbyBehindAHostList(t *testing.T) {
 // The server refuses writes, as one does that was demoted: the session is given up, and the relay
 // goes on with the server that takes them.
 func TestServerThatBecameReadOnlyIsLeft(t *testing.T) {
+	t.Parallel()
 	primary := testenv.OwnPostgres(t, testenv.Options{})
 	standby := primary.Standby(t)
 	o := outboxOn(t, hostList(t, primary, standby), testenv.Vhost(t))
@@ -80,6 +82,7 @@ func TestServerThatBecameReadOnlyIsLeft(t *testing.T) {
 // The node that the relay is connected to, which also leads the quorum queue, is lost. The relay goes
 // on with the next of its list.
 func TestNodeOfAClusterIsLost(t *testing.T) {
+	t.Parallel()
 	nodes := testenv.RabbitMQCluster(t, 3)
 	var urls []string
 	for _, n := range nodes {

@@ -120,6 +120,7 @@ func TestQueueThatConfirmsNothing(t *testing.T) {
 // The same with nothing else to publish: the broker still answers, so it is the queue. The connection stays, and
 // copies do not pile up, since each wait for the next is longer.
 func TestLoneEventOfAQueueThatConfirmsNothing(t *testing.T) {
+	t.Parallel()
 	broker := testenv.OwnRabbitMQ(t, testenv.Options{})
 	o := outboxOn(t, testenv.Database(t), broker.URL)
 	q := testenv.Consume(t, broker.URL, exchange)

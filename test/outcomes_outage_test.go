@@ -282,6 +282,7 @@ func TestMissingExchangeOfAllEventsIsAnOutage(t *testing.T) {
 }
 
 func TestMissingPermissionAndRefusedLoginAreOutages(t *testing.T) {
+	t.Parallel()
 	b := testenv.OwnRabbitMQ(t, testenv.Options{})
 	o := outboxOn(t, testenv.Database(t), b.URL)
 	b.Ctl(t, "add_user", "sender", "first")

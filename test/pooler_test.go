@@ -9,6 +9,7 @@ import (
 
 // Locks and LISTEN need a session of their own, which a pooler in transaction mode does not give.
 func TestTransactionPoolerIsRefused(t *testing.T) {
+	t.Parallel()
 	pg := testenv.OwnPostgres(t, testenv.Options{Ports: []string{testenv.PoolerPort}})
 	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
 	q := testenv.Consume(t, o.amqpURL, exchange)
@@ -37,6 +38,7 @@ func TestTransactionPoolerIsRefused(t *testing.T) {
 
 // A pooler in session mode passes everything on.
 func TestSessionPoolerWorks(t *testing.T) {
+	t.Parallel()
 	pg := testenv.OwnPostgres(t, testenv.Options{Ports: []string{testenv.PoolerPort}})
 	o := outboxOn(t, pg.DSN, testenv.Vhost(t))
 	q := testenv.Consume(t, o.amqpURL, exchange)

@@ -9,6 +9,7 @@ import (
 
 // A relay that is started before its servers lives, is not ready, and works once they are there.
 func TestStartedBeforeItsServers(t *testing.T) {
+	t.Parallel()
 	pg, mq := testenv.OwnPostgres(t, testenv.Options{}), testenv.OwnRabbitMQ(t, testenv.Options{})
 	o := outboxOn(t, pg.DSN, mq.URL)
 	q := testenv.Consume(t, o.amqpURL, exchange)
@@ -32,6 +33,7 @@ func TestStartedBeforeItsServers(t *testing.T) {
 
 // Stopping and starting either server in the middle of a load loses nothing.
 func TestServersRestartedUnderLoad(t *testing.T) {
+	t.Parallel()
 	pg, mq := testenv.OwnPostgres(t, testenv.Options{}), testenv.OwnRabbitMQ(t, testenv.Options{})
 	o := outboxOn(t, pg.DSN, mq.URL)
 	q := testenv.Consume(t, o.amqpURL, exchange)

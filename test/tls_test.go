@@ -79,6 +79,7 @@ func (a *authority) path(name string) string { return filepath.Join(a.dir, name)
 
 // The broker wants a client's certificate and has one of a private authority.
 func TestBrokerIsReachedByTLSWithAPrivateAuthority(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue(t, "server", &x509.Certificate{
 		DNSNames: []string{"broker.example"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
@@ -131,6 +132,7 @@ ssl_options.fail_if_no_peer_cert = true
 
 // PostgreSQL takes TLS only, has a certificate of a private authority and wants a client's.
 func TestDatabaseIsReachedByTLSWithAPrivateAuthority(t *testing.T) {
+	t.Parallel()
 	ca := newAuthority(t)
 	ca.issue(t, "server", &x509.Certificate{
 		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
