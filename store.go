@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -170,20 +171,32 @@ func refusePooler(ctx context.Context, db *sql.DB, conn *sql.Conn, pid int) erro
 	defer func() {
 		_ = other.Raw(func(any) error { return driver.ErrBadConn }) // close it, don't pool it
 	}()
-	for range 5 { // beside other clients of the pooler, one try may miss
+	ourPID := func() (n int, err error) {
+		err = conn.QueryRowContext(context.Background(), sqlfiles.Session("backend")).Scan(&n)
+		return n, err
+	}
+	// A pooler lends the server session that was used last, or the one that was used first, or any. After
+	// a query of ours another transaction gets our session then, or a next query another one. Beside other
+	// clients of the pooler, our listener say, one try may miss.
+	for queries := range 5 {
+		for range queries + 1 {
+			if n, err := ourPID(); err != nil || n != pid {
+				return cmp.Or(err, errPooler)
+			}
+		}
 		tx, err := other.BeginTx(ctx, nil)
 		if err != nil {
 			return err
 		}
-		var otherPID, ourPID int
+		var otherPID, during int
 		err = tx.QueryRowContext(ctx, sqlfiles.Session("backend")).Scan(&otherPID)
-		if err == nil {
-			err = conn.QueryRowContext(context.Background(), sqlfiles.Session("backend")).Scan(&ourPID)
+		if err == nil && otherPID != pid {
+			during, err = ourPID()
 		}
 		if err := errors.Join(err, tx.Rollback()); err != nil {
 			return err
 		}
-		if otherPID == pid || ourPID != pid {
+		if during != pid {
 			return errPooler
 		}
 	}
@@ -205,7 +218,7 @@ func (s *WorkingSession) prepare(query string) (stmt driver.Stmt, err error) {
 	return stmt, err
 }
 
-// query runs a statement and hands each row to visit, which must not keep it. It goes past
+// query runs a statement and hands each row to visit, which must not keep it, nor any []byte in it. It goes past
 // database/sql, whose locks and conversions for each value are a tenth of the relay's work.
 func (s *WorkingSession) query(stmt driver.Stmt, args []driver.Value, visit func(row []driver.Value) error) error {
 	named := make([]driver.NamedValue, len(args))

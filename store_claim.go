@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -120,12 +121,12 @@ func eventOf(row []driver.Value, contentType string) *Event {
 	switch body := row[6].(type) {
 	case string:
 		e.Payload = []byte(body)
-	case []byte:
-		e.Payload = body
+	case []byte: // lies in the connection's buffer
+		e.Payload = bytes.Clone(body)
 	}
 	e.PayloadBytes = len(e.Payload)
-	if bytes, ok := row[7].(int64); ok {
-		e.Oversized, e.PayloadBytes = true, int(bytes)
+	if size, ok := row[7].(int64); ok {
+		e.Oversized, e.PayloadBytes = true, int(size)
 	}
 	if headers, ok := row[8].(string); ok {
 		e.Headers = []byte(headers)

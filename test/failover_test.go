@@ -105,7 +105,8 @@ func TestNodeOfAClusterIsLost(t *testing.T) {
 	}
 	q := testenv.ConsumeFrom(t, nodes[2].URL, testenv.Binding{Exchange: exchange, Queue: "orders", Args: quorum})
 	const batch = 200
-	p := o.start(t, "BATCH_SIZE=200")
+	// The queue's next leader is found within seconds; on a busy machine it takes longer.
+	p := o.start(t, "BATCH_SIZE=200", "CONFIRM_TIMEOUT=40s", "SHUTDOWN_TIMEOUT=50s")
 	p.Ready(t)
 	l := o.startLoad(t)
 	waitPublished(t, p, 100)

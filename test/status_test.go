@@ -121,7 +121,7 @@ func TestStatusOfHeldAggregates(t *testing.T) {
 		event{aggregate: "held", eventType: "good"}, event{aggregate: "held", eventType: "good"},
 		event{aggregate: "other", eventType: "bad"}, event{aggregate: "free", eventType: "good"})[0]
 	q.Collect(t, 1, patience)
-	s := o.waitStatus(t, "two events have failed", func(s status) bool { return s.InBackoff.N == 2 })
+	s := o.waitStatus(t, "two events have failed", func(s status) bool { return s.InBackoff.N == 2 && s.Pending.N == 4 })
 	if s.Pending.N != 4 || s.HeldAggregates.N != 2 || s.Oldest == nil {
 		t.Errorf("status = %+v", s)
 	}
@@ -132,8 +132,14 @@ func TestStatusOfHeldAggregates(t *testing.T) {
 	if s := o.status(t); s.DeadLetters.N != 1 || s.HeldAggregates.N != 1 {
 		t.Errorf("a dead letter counts as held: %+v", s)
 	}
-	if s := o.status(t, "ON_DEAD_LETTER=hold"); s.HeldAggregates.N != 2 || !s.Held[0].Dead {
-		t.Errorf("with ON_DEAD_LETTER=hold, held = %+v", s.Held)
+	// The relay goes on after dead letters, and so in time publishes the two behind it.
+	dead := false
+	held := o.status(t, "ON_DEAD_LETTER=hold")
+	for _, h := range held.Held {
+		dead = dead || h.EventID == bad && h.Dead
+	}
+	if held.HeldAggregates.N != 2 || !dead {
+		t.Errorf("with ON_DEAD_LETTER=hold, held = %+v", held.Held)
 	}
 }
 
