@@ -43,7 +43,7 @@ func TestRelayEndsInTimeInEveryState(t *testing.T) {
 			o.database.Refuse()
 			p.NotReady(t)
 		},
-		"the database's link is stalled in a claim": func(t *testing.T, o *proxied, p *testenv.Process) {
+		"the database's link is stalled in a claim": func(t *testing.T, o *proxied, _ *testenv.Process) {
 			o.database.Stall(testenv.ToClient)
 			o.insertMany(t, 100, 10, "order.created")
 		},
@@ -52,10 +52,10 @@ func TestRelayEndsInTimeInEveryState(t *testing.T) {
 			o.broker.Stall()
 			p.NotReady(t)
 		},
-		"paused": func(t *testing.T, o *proxied, p *testenv.Process) {
+		"paused": func(t *testing.T, o *proxied, _ *testenv.Process) {
 			o.mustOperate(t, "pause")
 		},
-		"all events wait for their retry": func(t *testing.T, o *proxied, p *testenv.Process) {
+		"all events wait for their retry": func(t *testing.T, o *proxied, _ *testenv.Process) {
 			o.insertMany(t, 100, 10, "nobody.listens")
 			o.waitRowCount(t, "retry_after IS NOT NULL", 10)
 		},
