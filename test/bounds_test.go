@@ -59,7 +59,7 @@ func TestRelayEndsInTimeInEveryState(t *testing.T) {
 			o.insertMany(t, 100, 10, "nobody.listens")
 			o.waitRowCount(t, "retry_after IS NOT NULL", 10)
 		},
-		"standing by": func(t *testing.T, o *proxied, p *testenv.Process) {
+		"standing by": func(t *testing.T, o *proxied, _ *testenv.Process) {
 			other := o.outbox.start(t)
 			other.WaitLog(t, patience, "standing by")
 			if code := other.Stop(t); code != 0 {
