@@ -89,8 +89,7 @@ func TestSingleActiveConsumerKeepsTheOrder(t *testing.T) {
 	o.start(t).Ready(t)
 	o.insertMany(t, 60, 3, "order.created")
 
-	committed, seen := o.committed(t), make(map[string]bool)
-	var last int64
+	committed, seen, last := o.committed(t), make(map[string]bool), make(map[string]int64)
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for len(seen) < 60 {
@@ -105,11 +104,11 @@ func TestSingleActiveConsumerKeepsTheOrder(t *testing.T) {
 		}
 		select {
 		case d := <-deliveries[active]:
-			if seq := committed[d.MessageId].seq; seq < last && !seen[d.MessageId] {
-				t.Errorf("seq %d after %d", seq, last)
-			} else {
-				last = seq
+			e := committed[d.MessageId]
+			if e.seq < last[e.aggregate] && !seen[d.MessageId] {
+				t.Errorf("aggregate %s: seq %d after %d", e.aggregate, e.seq, last[e.aggregate])
 			}
+			last[e.aggregate] = e.seq
 			seen[d.MessageId] = true
 			if err := d.Ack(false); err != nil {
 				t.Fatal(err)
