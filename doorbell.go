@@ -8,18 +8,20 @@ const (
 	pollMin = time.Millisecond
 	pollMax = 20 * time.Millisecond
 	// awakePoll is the time between polls while writers are many enough to be kept silent.
-	awakePoll = 2 * time.Millisecond
+	awakePoll = time.Millisecond
 
 	// A commit that rings holds a lock of the whole server until it is flushed. wakeShare is the
 	// share of time that lock may be held before writers are told to be silent, and sleepShare
 	// the share below which they may ring again; in between nothing changes.
-	wakeShare  = 0.1
-	sleepShare = 0.05
+	wakeShare  = 0.2
+	sleepShare = 0.1
 	// rateWindow is over how long rings or events are counted to know their rate.
 	rateWindow = 100 * time.Millisecond
 	// smallSettle is up to how many events a settle tells what a commit takes: the flush, and
 	// little else.
 	smallSettle = 8
+	// flushInterval is how often a settle waits for the disk, as writers do, to know what that takes.
+	flushInterval = time.Second
 )
 
 // doorbell decides whether writers ring. Asleep, the relay holds the doorbell lock and every
@@ -36,12 +38,11 @@ type doorbell struct {
 	nextPoll time.Time     // zero when no poll is wanted
 	rate     rate          // of rings while asleep, of events while awake
 	rings    uint64        // heard when rate was last fed
-	settle   time.Duration // what a small settle takes; 0 while not known
-	trip     time.Duration // what the shortest claim took: a round trip without a flush
+	commit   commitTime
 }
 
 // tendDoorbell brings the doorbell into the state it should have while there is nothing to do.
-// It reports true when the relay must look once more before it sleeps.
+// It reports true when the relay must look for events at once.
 func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 	d := &r.doorbell
 	now := time.Now()
@@ -55,7 +56,7 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		if d.share() <= wakeShare {
 			return false, nil
 		}
-		*d = doorbell{silent: true, settle: d.settle, trip: d.trip, nextPoll: now.Add(awakePoll)}
+		*d = doorbell{silent: true, commit: d.commit}
 		r.metrics.SetDoorbell(Awake)
 		return false, r.session.ReleaseDoorbell()
 	case !r.keeper: // another relay keeps it, and what rings for that one rings for us
@@ -67,7 +68,8 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		d.rate.add(now, 0)
 		if !d.rate.known || d.share() >= sleepShare {
 			d.nextPoll = now.Add(awakePoll)
-			return false, nil
+			r.wake(CauseAwake)
+			return true, nil
 		}
 		d.silent = false
 	}
@@ -76,7 +78,7 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 		return false, err
 	}
 	if got {
-		*d = doorbell{held: true, settle: d.settle, trip: d.trip, rings: r.ears.Rings()}
+		*d = doorbell{held: true, commit: d.commit, rings: r.ears.Rings()}
 		r.metrics.SetDoorbell(Asleep)
 		r.metrics.DoorbellRefused.Set(0)
 		// A silent writer may have committed between the last claim and the lock. The look must
@@ -92,13 +94,14 @@ func (r *Relay) tendDoorbell(able bool) (look bool, err error) {
 	r.metrics.DoorbellRefused.Set(now.Sub(d.refused).Seconds())
 	d.pause = min(max(2*d.pause, pollMin), pollMax)
 	d.nextPoll = now.Add(d.pause)
-	return false, nil
+	r.wake(CauseAwake)
+	return true, nil
 }
 
 // goDeaf gives the lock up: nobody need ring for a relay that cannot publish.
 func (r *Relay) goDeaf() error {
 	held := r.doorbell.held
-	r.doorbell = doorbell{settle: r.doorbell.settle, trip: r.doorbell.trip}
+	r.doorbell = doorbell{commit: r.doorbell.commit}
 	r.metrics.SetDoorbell(Deaf)
 	r.metrics.DoorbellRefused.Set(0)
 	if !held {
@@ -108,32 +111,44 @@ func (r *Relay) goDeaf() error {
 }
 
 // share is the share of time that the server's lock for notifying commits is held, or would be
-// if writers rang. A commit takes as long as a settle does beyond the round trip.
-func (d *doorbell) share() float64 {
-	return d.rate.perSecond * max(d.settle-d.trip, 0).Seconds()
-}
+// if writers rang.
+func (d *doorbell) share() float64 { return d.rate.perSecond * d.commit.estimate().Seconds() }
 
 // claimed takes note of how many events a claim found and how long it took.
 func (d *doorbell) claimed(events int, took time.Duration) {
 	if !d.held {
 		d.rate.add(time.Now(), events)
 	}
-	if d.trip == 0 || took < d.trip {
-		d.trip = took
+	if d.commit.trip == 0 || took < d.commit.trip {
+		d.commit.trip = took
 	}
 }
 
-// settled takes note of how long a settle of so many events took. The shortest counts most, since
+// commitTime finds out how long a commit takes to reach the disk: as long as a small settle that
+// waits for it takes beyond a round trip. The zero value has measured nothing.
+type commitTime struct {
+	settle   time.Duration // what such a settle takes
+	trip     time.Duration // what the shortest claim took: a round trip without a flush
+	measured time.Time     // when settle last was
+}
+
+// due reports whether to measure with a settle of so many events.
+func (c *commitTime) due(events int) bool {
+	return events <= smallSettle && time.Since(c.measured) >= flushInterval
+}
+
+// flushed takes note of how long a settle took that waited for the disk. The shortest counts most, since
 // anything may have made the others longer.
-func (d *doorbell) settled(events int, took time.Duration) {
-	switch {
-	case events > smallSettle:
-	case d.settle == 0 || took < d.settle:
-		d.settle = took
-	default:
-		d.settle += (took - d.settle) / 16
+func (c *commitTime) flushed(took time.Duration) {
+	c.measured = time.Now()
+	if c.settle == 0 || took < c.settle {
+		c.settle = took
+	} else {
+		c.settle += (took - c.settle) / 4
 	}
 }
+
+func (c *commitTime) estimate() time.Duration { return max(c.settle-c.trip, 0) }
 
 // rate counts over windows of rateWindow. The zero value starts with the first add.
 type rate struct {

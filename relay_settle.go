@@ -74,7 +74,7 @@ func (r *Relay) maySettle() bool {
 // settle marks what is done.
 func (r *Relay) settle() error {
 	done := append(r.done, r.locked...)
-	var s Settlement
+	s := Settlement{Flush: r.doorbell.commit.due(len(done))}
 	for _, res := range done {
 		if res.Outcome == Confirmed {
 			s.Confirmed = append(s.Confirmed, res.Event)
@@ -88,7 +88,9 @@ func (r *Relay) settle() error {
 		r.done, r.locked, r.failures = done, nil, len(s.Failed)
 		return err
 	}
-	r.doorbell.settled(len(done), time.Since(began))
+	if s.Flush {
+		r.doorbell.commit.flushed(time.Since(began))
+	}
 	r.metrics.Settles.Inc()
 	if settled.Changed > 0 {
 		r.low.settled()

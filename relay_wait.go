@@ -49,10 +49,7 @@ func (r *Relay) wait(ctx context.Context, t *timers) error {
 	case <-t.beat.C:
 		return r.beat()
 	case <-t.wake.C:
-		switch cause {
-		case CauseAwake:
-			r.wake(cause)
-		case CauseRetry:
+		if cause == CauseRetry {
 			r.nextRetry = time.Time{} // the claim says when the one after is due
 			r.wake(cause)
 		}

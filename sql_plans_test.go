@@ -53,7 +53,7 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 			}
 			for _, remove := range []bool{false, true} {
 				testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(remove, false))
-				plan := explain(t, tx, "EXECUTE settle('{00000000-0000-0000-0000-000000000001}', '{}', '{}', '{}', '{}', '{}', '{}')")
+				plan := explain(t, tx, "EXECUTE settle('{00000000-0000-0000-0000-000000000001}', '{}', '{}', '{}', '{}', '{}', '{}', false)")
 				testenv.MustExec(t, tx, "DEALLOCATE settle")
 				wantPlan(t, "settle", plan, []string{"outbox_events_pkey on outbox_events"}, "Seq Scan on outbox_events", "Bitmap", "Hash Join")
 			}

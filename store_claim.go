@@ -155,6 +155,7 @@ type Failure struct {
 type Settlement struct {
 	Confirmed []*Event
 	Failed    []Failure
+	Flush     bool // return only when it is on disk
 }
 
 // Settled is what a settle did.
@@ -208,7 +209,7 @@ func (s *WorkingSession) querySettle(stmt driver.Stmt, st Settlement) (changed i
 		retries[i] = f.Retry.Milliseconds()
 		dead[i] = sql.NullInt64{Int64: f.DeadAfter.Milliseconds(), Valid: f.Dead}
 	}
-	args := []driver.Value{uuidArray(confirmed), uuidArray(ids), intArray(claimed), intArray(attempts), intArray(retries), nil, nil}
+	args := []driver.Value{uuidArray(confirmed), uuidArray(ids), intArray(claimed), intArray(attempts), intArray(retries), nil, nil, st.Flush}
 	if args[5], err = pq.Array(dead).Value(); err != nil {
 		return 0, nil, err
 	}

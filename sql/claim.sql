@@ -21,6 +21,8 @@
 -- Ids in hand are a sub-select, and earlier failures a scalar one, because the planner makes a hash
 -- table of the first and an index scan of the second whatever it believes about the table. As
 -- <> ALL and NOT EXISTS they become a scan of the array, and of all failed events, for each row.
+-- For fresh rows the earliest failure is a join, so that the planner may remember it (Memoize) for
+-- all that wait behind it.
 --
 -- Blind, it returns neither payload nor headers. The payload is taken in the form in which its
 -- bytes go out: as text, or bytea as it is.
@@ -46,16 +48,18 @@ WITH {{if .Ordered}}blocking AS MATERIALIZED (
     SELECT e.id, e.seq, e.created_at, e.aggregate_type, e.aggregate_id, e.event_type, e.payload,
            e.headers, e.attempts, e.last_error
     FROM outbox_events e
-    WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after IS NULL
+{{if .Ordered}}    LEFT JOIN LATERAL (
+        SELECT b.seq, b.created_at, b.id FROM outbox_events b
+        WHERE (SELECT "any" FROM blocking)
+          AND b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
+          AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
+          AND (b.dead_at IS NULL OR $6)
+        ORDER BY b.seq, b.created_at, b.id
+        LIMIT 1) b ON true
+{{end}}    WHERE e.processed_at IS NULL AND e.dead_at IS NULL AND e.retry_after IS NULL
       AND e.seq > $1::bigint
       AND e.id NOT IN (SELECT unnest($5::uuid[]))
-{{if .Ordered}}      AND (NOT (SELECT "any" FROM blocking) OR
-           (SELECT true FROM outbox_events b
-           WHERE b.processed_at IS NULL AND (b.retry_after IS NOT NULL OR b.dead_at IS NOT NULL)
-             AND b.aggregate_type = e.aggregate_type AND b.aggregate_id = e.aggregate_id
-             AND (b.seq, b.created_at, b.id) < (e.seq, e.created_at, e.id)
-             AND (b.dead_at IS NULL OR $6)
-           LIMIT 1) IS NULL)
+{{if .Ordered}}      AND (b.seq IS NULL OR (b.seq, b.created_at, b.id) > (e.seq, e.created_at, e.id))
 {{end}}    ORDER BY e.seq, e.created_at, e.id
     LIMIT $2::int
 {{if not .Ordered}}    FOR UPDATE OF e SKIP LOCKED

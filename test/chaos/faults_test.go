@@ -33,7 +33,7 @@ var faults = []fault{
 	{name: "PostgreSQL link stalled within an answer", hits: thePostgres, copies: 2, begin: stallWithin(postgresLink)},
 	{name: "PostgreSQL link slow", hits: thePostgres, copies: 1, begin: slow(postgresLink)},
 	{name: "PostgreSQL restarted", hits: thePostgres, copies: 1, short: true, begin: restart(postgresServer)},
-	{name: "PostgreSQL killed", hits: thePostgres, copies: 1, begin: kill(postgresServer)},
+	{name: "PostgreSQL killed", hits: thePostgres, copies: 3, begin: kill(postgresServer)}, // what was marked in its last moments is pending again
 	{name: "PostgreSQL paused", hits: thePostgres, copies: 2, begin: pause(postgresServer)},
 	{name: "PostgreSQL read-only", hits: thePostgres, copies: 1, begin: readOnly},
 	{name: "working session terminated", hits: thePostgres, copies: 4, begin: terminate(workingSession)},
