@@ -59,7 +59,7 @@ func TestDeadLetterThatIsConfirmedWasNotDiscarded(t *testing.T) {
 	for _, skipLocked := range []bool{false, true} {
 		tx := testenv.Begin(t, db, "SELECT 1")
 		testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(false, skipLocked))
-		testenv.MustExec(t, tx, "EXECUTE settle ('{"+id+"}', '{}', '{}', '{}', '{}', '{}', '{}')")
+		testenv.MustExec(t, tx, "EXECUTE settle ('{"+id+"}', '{}', '{}', '{}', '{}', '{}', '{}', false)")
 		if got := testenv.QueryInt(t, tx, "SELECT count(*) FROM outbox_events WHERE processed_at IS NOT NULL AND dead_at IS NULL"); got != 1 {
 			t.Errorf("skip locked %v: %d events are published and nothing else, want 1", skipLocked, got)
 		}

@@ -36,6 +36,7 @@ type fakeSession struct {
 	flags     map[Flag]bool
 	errors    []string // written down
 	decided   int64    // how often a person decided about dead letters
+	takes     struct{ claim, settle, flush time.Duration }
 	baton     *baton
 }
 
@@ -85,13 +86,20 @@ func (s *fakeSession) End() error                { s.ended = true; return nil }
 func (s *fakeSession) Discard()                  {}
 func (s *fakeSession) ReleaseDoorbell() error    { s.ringing = false; s.released++; return nil }
 func (s *fakeSession) TryDoorbell() (bool, error) {
+	s.baton.pass()
 	s.refuse--
 	s.ringing = s.refuse < 0
 	return s.ringing, nil
 }
 
+func (s *fakeSession) lasts(d time.Duration) {
+	time.Sleep(d)
+	s.baton.pass()
+}
+
 func (s *fakeSession) Claim(q ClaimQuery) (Claim, error) {
 	s.claims = append(s.claims, q)
+	s.lasts(s.takes.claim)
 	c := Claim{Xmin: 1, Xmax: 1, Released: s.decided}
 	for _, e := range s.pending {
 		if e.Seq <= q.Mark || slices.Contains(q.InHand, e.ID) {
@@ -112,6 +120,10 @@ func (s *fakeSession) Settle(st Settlement) (Settled, error) {
 		return Settled{}, err
 	}
 	s.settled = append(s.settled, st)
+	s.lasts(s.takes.settle)
+	if st.Flush {
+		s.lasts(s.takes.flush)
+	}
 	done := func(e *Event) bool {
 		return slices.Contains(st.Confirmed, e) || slices.ContainsFunc(st.Failed, func(f Failure) bool { return f.Event == e })
 	}
@@ -169,18 +181,20 @@ func (p *fakePublisher) Take() ([]Result, Link) {
 	return r, p.link
 }
 
-type fakeEars struct{}
+type fakeEars struct{ rings uint64 }
 
-func (fakeEars) ProbeChannel() string { return "probe" }
-func (fakeEars) Rings() uint64        { return 0 }
-func (fakeEars) Heard() time.Time     { return time.Now() }
-func (fakeEars) Reconnect()           {}
+func (*fakeEars) ProbeChannel() string { return "probe" }
+func (e *fakeEars) Rings() uint64      { return e.rings }
+func (*fakeEars) Heard() time.Time     { return time.Now() }
+func (*fakeEars) Reconnect()           {}
 
 // rig is a relay with fakes around it.
 type rig struct {
 	*Relay
 	session   *fakeSession
 	publisher *fakePublisher
+	hears     *fakeEars
+	wrote     int // events
 	stop      context.CancelFunc
 	err       error
 	ended     bool
@@ -199,9 +213,9 @@ func newRig(t *testing.T, change func(*rig)) *rig {
 	t.Helper()
 	news := NewBell()
 	b := new(baton)
-	r := &rig{session: &fakeSession{baton: b}, publisher: &fakePublisher{link: Link{Up: true}, news: news, baton: b}}
+	r := &rig{session: &fakeSession{baton: b}, publisher: &fakePublisher{link: Link{Up: true}, news: news, baton: b}, hears: new(fakeEars)}
 	r.Relay = &Relay{
-		cfg: testConfig(), name: "test", ears: fakeEars{}, publisher: r.publisher,
+		cfg: testConfig(), name: "test", ears: r.hears, publisher: r.publisher,
 		connect: func(context.Context) (Session, error) {
 			r.publisher.baton.pass()
 			r.session.flags = make(map[Flag]bool) // those of the session before ended with it
@@ -285,6 +299,55 @@ func TestRelayPollsWhileSleepIsRefused(t *testing.T) {
 		}
 		r.stop()
 		r.step(0)
+	})
+}
+
+// write commits n events, one every interval, and rings for each as a trigger does.
+func (r *rig) write(n int, interval time.Duration) {
+	for range n {
+		r.wrote++
+		r.session.pending = append(r.session.pending, eventNumber(r.wrote))
+		if r.session.ringing {
+			r.hears.rings++
+			r.notified.Ring()
+		}
+		r.step(interval)
+	}
+}
+
+func TestRelayTellsManyWritersToBeSilentAndPollsOnTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.takes.claim, r.session.takes.settle, r.session.takes.flush = 300*time.Microsecond, 300*time.Microsecond, time.Millisecond
+		})
+		r.write(100, 10*time.Millisecond)
+		if !r.session.ringing {
+			t.Error("100 commits a second of 1 ms each were told to be silent")
+		}
+		r.write(500, time.Millisecond)
+		if r.session.ringing {
+			t.Error("1,000 commits a second of 1 ms each still notify")
+		}
+		before := len(r.session.claims)
+		r.write(100, time.Millisecond)
+		if n := len(r.session.claims) - before; n < 60 {
+			t.Errorf("polls in 100 ms = %d, want one every millisecond, or as often as claim and settle allow", n)
+		}
+		r.write(100, 50*time.Millisecond)
+		if !r.session.ringing {
+			t.Error("20 commits a second are still silent")
+		}
+		flushes := 0
+		for _, s := range r.session.settled {
+			if s.Flush {
+				flushes++
+			}
+		}
+		if flushes < 3 || flushes > 12 {
+			t.Errorf("%d of %d settles waited for the disk in 7 s, want about one a second", flushes, len(r.session.settled))
+		}
+		r.stop()
+		r.step(10 * time.Millisecond)
 	})
 }
 

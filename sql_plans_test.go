@@ -49,6 +49,9 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 				if ordered {
 					want = append(want, "Index Cond: (((aggregate_type)::text = (e_1.aggregate_type)::text) AND ((aggregate_id)::text = (e_1.aggregate_id)::text)")
 				}
+				if ordered && name == "one aggregate, then analysed" {
+					want = append(want, "Memoize") // what holds an aggregate back is looked up once for all that wait
+				}
 				wantPlan(t, fmt.Sprintf("claim, ordered %v", ordered), plan, want, "Seq Scan on outbox_events", "Bitmap", "Materialize", "Sort Key: e.", "Hash Join", "Parallel")
 			}
 			for _, remove := range []bool{false, true} {
