@@ -103,7 +103,7 @@ func (p *AMQPPublisher) matchReturns(s *amqpSession, done []*flight) {
 			}
 			r := <-ch.returns
 			if f := byID[r.MessageId]; f != nil {
-				f.returned = fmt.Sprintf("returned by the broker: %d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
+				f.returned = fmt.Sprintf("%d %s (exchange %q, routing key %q)", r.ReplyCode, r.ReplyText, r.Exchange, r.RoutingKey)
 			}
 		}
 	}
@@ -175,7 +175,7 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 		return closed
 	case 1:
 		p.resolve(Result{Event: suspects[0], Outcome: Rejected, Reason: fmt.Sprintf("%s: %d %s", reasonChannelClosed, closed.Code, closed.Reason)})
-		p.acquit()
+		p.rejoin()
 	default:
 		p.solo = append(suspects, p.solo...)
 	}
@@ -186,12 +186,12 @@ func (p *AMQPPublisher) channelClosed(s *amqpSession, ch *amqpChannel, closed *a
 // it, behind the name of the outcome, in last_error.
 const reasonChannelClosed = "the broker closed the channel"
 
-// acquit lets the events that were only suspected by their neighbourhood go with all others again,
+// rejoin lets the events that were only suspected by their neighbourhood go with all others again,
 // once: where there is another guilty one, each time would send them once more.
-func (p *AMQPPublisher) acquit() {
+func (p *AMQPPublisher) rejoin() {
 	var ready []*Event
 	p.solo = slices.DeleteFunc(p.solo, func(e *Event) bool {
-		if e.Isolate || p.suspects[e.ID] || p.closings[e.ID] > 1 {
+		if e.Isolate || p.accused[e.ID] || p.closings[e.ID] > 1 {
 			return false
 		}
 		ready = append(ready, e)

@@ -111,7 +111,7 @@ const reasonBehind = "an earlier event of the aggregate failed"
 
 // enqueue lines e up for writing, alone when it is known or suspected to break its channel.
 func (p *AMQPPublisher) enqueue(e *Event) {
-	if e.Isolate || p.suspects[e.ID] {
+	if e.Isolate || p.accused[e.ID] {
 		p.solo = append(p.solo, e)
 	} else {
 		p.ready = append(p.ready, e)
@@ -120,7 +120,7 @@ func (p *AMQPPublisher) enqueue(e *Event) {
 
 // resolve reports r and moves the event's chain on.
 func (p *AMQPPublisher) resolve(r Result) {
-	delete(p.suspects, r.Event.ID)
+	delete(p.accused, r.Event.ID)
 	delete(p.closings, r.Event.ID)
 	c := p.chains[r.Event.Aggregate()]
 	if c == nil { // unordered

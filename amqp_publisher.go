@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -74,7 +75,7 @@ type AMQPPublisher struct {
 	solo      []*Event             // to be published alone, one after the other
 	flights   []*flight            // written, unconfirmed, in the order of writing
 	late      []*flight            // reported Late; a confirm still counts
-	suspects  map[string]bool      // ids that were in flight when the broker closed the connection
+	accused   map[string]bool      // ids that were in flight when the broker closed the connection
 	closings  map[string]int       // by id: channels the broker closed with the event in flight
 }
 
@@ -87,7 +88,7 @@ func NewAMQPPublisher(cfg Config, log *slog.Logger, m *Metrics, bell Bell, mayPu
 	}
 	return &AMQPPublisher{
 		cfg: cfg, mapper: mapper, log: log, metrics: m, mayPublish: mayPublish, bell: bell, wake: NewBell(),
-		chains: make(map[Aggregate]*chain), suspects: make(map[string]bool), closings: make(map[string]int),
+		chains: make(map[Aggregate]*chain), accused: make(map[string]bool), closings: make(map[string]int),
 	}, nil
 }
 
@@ -152,30 +153,29 @@ func (p *AMQPPublisher) connect(ctx context.Context, host int) (*amqpSession, in
 func (p *AMQPPublisher) maxInFlight() int { return 4 * p.cfg.BatchSize }
 
 func (p *AMQPPublisher) setLink(l Link) {
+	p.updateLink(func(link *Link) { *link = l })
+}
+
+// updateLink changes the link's state: the publisher's goroutine and a session's watcher both do.
+func (p *AMQPPublisher) updateLink(change func(*Link)) {
 	p.mu.Lock()
-	p.link = l
+	change(&p.link)
+	set01(p.metrics.Connected[PeerRabbitMQ], p.link.Up)
+	set01(p.metrics.Blocked, p.link.Blocked != "")
 	p.mu.Unlock()
-	set01(p.metrics.Connected[PeerRabbitMQ], l.Up)
-	set01(p.metrics.Blocked, l.Blocked != "")
 	p.bell.Ring()
 }
 
 // onBlocked runs in the session's watcher.
 func (p *AMQPPublisher) onBlocked(b amqp.Blocking) {
-	p.mu.Lock()
-	link := p.link
-	p.mu.Unlock()
-	link.Blocked = ""
+	blocked := ""
 	if b.Active {
-		link.Blocked = "blocked"
-		if b.Reason != "" {
-			link.Blocked = b.Reason
-		}
-		p.log.Warn("RabbitMQ accepts no messages for now", "reason", link.Blocked)
+		blocked = cmp.Or(b.Reason, "blocked")
+		p.log.Warn("RabbitMQ accepts no messages for now", "reason", blocked)
 	} else {
 		p.log.Info("RabbitMQ accepts messages again")
 	}
-	p.setLink(link)
+	p.updateLink(func(l *Link) { l.Blocked = blocked })
 	p.wake.Ring()
 }
 
@@ -244,20 +244,16 @@ func (p *AMQPPublisher) settleDoubt(s *amqpSession) {
 	}
 	p.doubt = nil
 	p.failures.OK()
-	p.mu.Lock()
-	link := p.link
-	p.mu.Unlock()
-	link.Err = nil
-	p.setLink(link)
+	p.updateLink(func(l *Link) { l.Err = nil })
 }
 
 // patience is how long serve may sleep when nothing happens.
 func (p *AMQPPublisher) patience(s *amqpSession) time.Duration {
 	switch {
-	case p.doubt != nil:
-		return sweepInterval
 	case p.blocked(): // no confirm is expected, and the end of it rings
 		return leaseRecheck
+	case p.doubt != nil:
+		return sweepInterval
 	case len(p.flights) > 1 || len(p.late) > 0 && len(p.flights) > 0:
 		return sweepInterval
 	case len(p.ready)+len(p.solo) > 0: // held back by the lease or the blocked broker
@@ -369,24 +365,28 @@ func (p *AMQPPublisher) send(s *amqpSession, ch *amqpChannel, e *Event) error {
 // end discards s, which was lost because of err, and gives back what it held.
 func (p *AMQPPublisher) end(s *amqpSession, err error) {
 	p.collect(s, true)
+	var accused []string
 	for _, f := range p.flights {
 		r := Result{Event: f.event, Outcome: Unknown, Reason: err.Error()}
 		if blamesMessage(err) {
-			if len(p.flights) == 1 && p.suspects[f.event.ID] { // it was alone, twice
+			if len(p.flights) == 1 && p.accused[f.event.ID] { // it was alone, twice
 				r.Outcome, r.Reason = Rejected, fmt.Sprintf("the broker closed the connection: %v", err)
 			} else {
-				defer func() { p.suspects[f.event.ID] = true }()
+				accused = append(accused, f.event.ID)
 			}
 		}
 		p.resolve(r)
 	}
+	for _, id := range accused { // resolving forgets them
+		p.accused[id] = true
+	}
 	p.flights, p.late = nil, nil
 	p.release("session lost")
 	p.deliver()
-	p.setLink(Link{Err: err})
 	if errors.Is(err, context.Canceled) {
 		s.close()
 	} else {
 		s.abandon()
 	}
+	p.setLink(Link{Err: err}) // after the session's watcher has ended
 }

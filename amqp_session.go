@@ -138,8 +138,11 @@ func (s *amqpSession) prepareExchange(cfg Config, exchange string) error {
 	return nil
 }
 
-// open opens a channel in confirm mode. The broker answers or the connection's read limit ends it.
+// open opens a channel in confirm mode. A broker that does not answer in time costs the connection: heartbeats come
+// also from one that reads nothing because of an alarm.
 func (s *amqpSession) open() (*amqpChannel, error) {
+	timer := time.AfterFunc(amqpSetupTimeout, func() { _ = s.raw.Close() })
+	defer timer.Stop()
 	ch, err := s.conn.Channel()
 	if err != nil {
 		return nil, fmt.Errorf("open channel: %w", err)

@@ -58,6 +58,9 @@ func (b *Backlog) count(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
+	if _, err := tx.ExecContext(ctx, sqlfiles.Status("planner")); err != nil {
+		return err
+	}
 	var pending, dead, held int64
 	var oldest float64
 	if err := tx.QueryRowContext(ctx, sqlfiles.Backlog, b.cfg.OnDeadLetter == onDeadLetterHold).Scan(&pending, &oldest, &dead, &held); err != nil {

@@ -46,7 +46,7 @@ func (r *Relay) showFlags() error {
 	for flag, up := range map[Flag]bool{
 		FlagRelay:     true,
 		FlagPaused:    r.paused && r.inFlight == 0 && len(r.done) == 0,
-		FlagListening: r.listens,
+		FlagListening: r.listen.state == listenWorks,
 		FlagBroker:    linkTrouble(r.link) == nil,
 	} {
 		if r.shown[flag] == up {
@@ -67,7 +67,7 @@ func (r *Relay) noteTrouble() error {
 	if err := linkTrouble(r.link); trouble == "" && err != nil && !errors.Is(err, errStarting) {
 		trouble = checkRabbitMQ + ": " + err.Error()
 	}
-	if trouble == "" && r.listenSick {
+	if trouble == "" && r.listen.state == listenFails {
 		trouble = "notifications do not arrive"
 	}
 	trouble = oneLine(localPort.ReplaceAllString(trouble, "->"))

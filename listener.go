@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,8 +23,6 @@ const (
 	// the longest silence of its server, finds out when one did.
 	pingInterval  = 10 * time.Second
 	listenTimeout = 25 * time.Second
-	// listenMaxPause bounds the pause between attempts to listen. The fallback poll works meanwhile.
-	listenMaxPause = 5 * time.Second
 	// listenCloseTimeout is how long closing may take; pq waits for a dial in progress.
 	listenCloseTimeout = time.Second
 )
@@ -56,8 +55,9 @@ type Listener struct {
 	notified    Bell // a notification came
 	reconnected Bell // notifications may have been lost
 	probe       string
+	table       atomic.Uint32 // whose notifications count; 0: all
 	rings       atomic.Uint64
-	heard       atomic.Int64 // when the last probe came, in Unix nanoseconds
+	heard       atomic.Int64 // when the last probe came, as monotonic nanoseconds since start
 	anew        Bell         // asks for another connection
 }
 
@@ -79,9 +79,20 @@ func (l *Listener) Rings() uint64 { return l.rings.Load() }
 // Heard reports when the last notification on ProbeChannel came; the zero time if none ever did.
 func (l *Listener) Heard() time.Time {
 	if n := l.heard.Load(); n != 0 {
-		return time.Unix(0, n)
+		return start.Add(time.Duration(n))
 	}
 	return time.Time{}
+}
+
+// Heed makes the listener ignore what other outboxes of the same database notify. Safe for any goroutine.
+func (l *Listener) Heed(table uint32) { l.table.Store(table) }
+
+// concerns reports whether a notification is about our table: any other payload than the number of another
+// table may be.
+func (l *Listener) concerns(payload string) bool {
+	table := l.table.Load()
+	other, err := strconv.ParseUint(payload, 10, 32)
+	return table == 0 || err != nil || uint32(other) == table
 }
 
 // Reconnect gives the connection up for another. Safe for any goroutine; it does not wait.
@@ -94,7 +105,7 @@ var errDeaf = errors.New("notifications do not arrive over this connection: tryi
 // connection is in.
 func (l *Listener) Run(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
-	pause.InitialInterval, pause.MaxInterval = reconnectMin, listenMaxPause
+	pause.InitialInterval, pause.MaxInterval = reconnectMin, reconnectMax
 	failures := &repeatLog{log: l.log, what: "listen for notifications"}
 	for ctx.Err() == nil {
 		err := l.listen(ctx, func() {
@@ -116,6 +127,10 @@ func (l *Listener) listen(ctx context.Context, onListening func()) error {
 	dsn, err := l.cfg.databaseDSN()
 	if err != nil {
 		return err
+	}
+	select {
+	case <-l.anew: // asked of a connection before
+	default:
 	}
 	failed := make(chan error, 1) // the first failure; later ones have nobody to tell
 	fail := func(err error) {
@@ -199,8 +214,8 @@ func (l *Listener) listen(ctx context.Context, onListening func()) error {
 			case n == nil: // pq connected anew
 				l.reconnected.Ring()
 			case n.Channel == l.probe:
-				l.heard.Store(time.Now().UnixNano())
-			default:
+				l.heard.Store(int64(time.Since(start)))
+			case l.concerns(n.Extra):
 				l.rings.Add(1)
 				l.notified.Ring()
 			}

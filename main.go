@@ -124,7 +124,8 @@ func lookup(environ []string) func(string) (string, bool) {
 const (
 	garbagePercent = 400
 	memoryBase     = 48 << 20
-	memoryPerBatch = 3 // times BATCH_BYTES: a batch and a half in hand, and the copies on their way
+	memoryPerBatch = 3       // times BATCH_BYTES: a batch and a half in hand, and the copies on their way
+	memoryPerEvent = 4 << 10 // times BATCH_SIZE: room for returned messages, of two channels, and what is kept of an event in hand
 )
 
 // limitGarbage sets the garbage collector up, unless GOGC or GOMEMLIMIT did.
@@ -132,7 +133,7 @@ func limitGarbage(cfg Config, environ []string) {
 	set := environMap(environ)
 	if set["GOGC"] == "" && set["GOMEMLIMIT"] == "" {
 		debug.SetGCPercent(garbagePercent)
-		debug.SetMemoryLimit(memoryBase + memoryPerBatch*cfg.BatchBytes)
+		debug.SetMemoryLimit(memoryBase + memoryPerBatch*cfg.BatchBytes + memoryPerEvent*int64(cfg.BatchSize))
 	}
 }
 
@@ -196,12 +197,15 @@ func supervise(ctx context.Context, cfg Config, log *slog.Logger, relay relayFun
 	return errors.Join(err, srv.shutdown(context.WithoutCancel(ctx)), <-served)
 }
 
+// errPanic: a goroutine panicked.
+var errPanic = errors.New("panic")
+
 // recovered turns a panic of f into an error, since a panic would end the process with the exit
 // code of a bad configuration.
 func recovered(f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+			err = fmt.Errorf("%w: %v\n%s", errPanic, p, debug.Stack())
 		}
 	}()
 	return f()

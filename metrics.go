@@ -61,7 +61,7 @@ type Metrics struct {
 	PublishDelay prometheus.Observer // seconds from created_at to confirm
 	LastConfirm  prometheus.Gauge    // Unix time in seconds
 
-	BatchDuration prometheus.Observer // seconds from claim to settle
+	BatchDuration prometheus.Observer // seconds from claim to settle, of each event
 	BatchEvents   prometheus.Observer
 	Claims        prometheus.Counter
 	Settles       prometheus.Counter
@@ -115,13 +115,13 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 
 	m := &Metrics{
 		Published: counter("outbox_events_published_total", "Events the broker confirmed and that were not returned."),
-		InFlight:  gauge("outbox_in_flight_events", "Events written to the broker and waiting for its confirm."),
+		InFlight:  gauge("outbox_in_flight_events", "Events in hand of which it is not known yet what became of them: written to the broker, or about to be."),
 		PublishDelay: histogram("outbox_publish_delay_seconds",
 			"Time from an event's created_at, the start of its transaction, to the broker's confirm.",
 			[]float64{.0005, .001, .002, .003, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60, 120, 300, 600}),
 		LastConfirm: gauge("outbox_last_confirm_timestamp_seconds", "When the broker last confirmed an event; 0 before the first."),
 
-		BatchDuration: histogram("outbox_batch_duration_seconds", "Time a batch took from claim to settle.",
+		BatchDuration: histogram("outbox_batch_duration_seconds", "Time from claim to settle, of each event.",
 			[]float64{.001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30}),
 		BatchEvents: histogram("outbox_batch_events", "Events in a batch.",
 			[]float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000}),
@@ -142,7 +142,7 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 
 		Blocked: gauge("outbox_broker_blocked", "1 while the broker blocks publishing, a memory or disk alarm say."),
 		Leader:  gauge("outbox_leader", "1 while this relay holds the work lock and may publish."),
-		Paused:  gauge("outbox_paused", "1 while the outbox is paused by an operator."),
+		Paused:  gauge("outbox_paused", "1 while the outbox is paused by an operator; of relays that work."),
 
 		Wakeups:            make(map[Cause]prometheus.Counter),
 		Connected:          make(map[Peer]prometheus.Gauge),
@@ -164,7 +164,7 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 	}
 	connected := gauges("outbox_connected", "1 while the link to the server is up.", "server")
 	reconnects := counters("outbox_reconnects_total", "Links made anew after one was lost.", "server")
-	failures := counters("outbox_connection_failures_total", "Attempts to connect that did not succeed.", "server")
+	failures := counters("outbox_connection_failures_total", "Attempts to connect that failed, and links that were lost.", "server")
 	for _, p := range peers {
 		m.Connected[p] = connected.WithLabelValues(string(p))
 		m.Reconnects[p] = reconnects.WithLabelValues(string(p))
@@ -188,6 +188,14 @@ func (m *Metrics) SetDoorbell(state Doorbell) {
 			g.Set(0)
 		}
 	}
+}
+
+// EndTenure resets what only a relay with the work lock knows.
+func (m *Metrics) EndTenure() {
+	for _, g := range []prometheus.Gauge{m.Leader, m.Paused, m.ListenHealthy, m.DoorbellRefused, m.Connected[PeerPostgres]} {
+		g.Set(0)
+	}
+	m.SetDoorbell(Deaf)
 }
 
 // CountFailed counts one failed attempt of an event of that type.

@@ -32,10 +32,14 @@ func (pauseCommand) uses(setting string) bool { return ofDatabase(setting) || se
 
 func (resumeCommand) uses(setting string) bool { return ofDatabase(setting) || setting == "LOG_FORMAT" }
 
-func (c pauseCommand) run(ctx context.Context, cfg Config, std stdio) error {
+func (c pauseCommand) faults() []fault {
 	if len(c.Reason) > maxPauseReason {
-		return fmt.Errorf("--reason: over %d bytes", maxPauseReason)
+		return []fault{{"--reason", fmt.Sprintf("over %d bytes", maxPauseReason)}}
 	}
+	return nil
+}
+
+func (c pauseCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	o, err := openOperator(ctx, cfg, "pause")
 	if err != nil {
 		return err

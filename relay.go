@@ -70,6 +70,8 @@ type Session interface {
 	Show(flag Flag, up bool) error
 	NoteError(text string) error
 	Probe(channel string) error
+	CallOthers() error
+	Table() uint32
 	ClockAhead() time.Duration
 	End() error
 	Discard()
@@ -81,6 +83,7 @@ type Ears interface {
 	Heard() time.Time
 	Rings() uint64
 	Reconnect()
+	Heed(table uint32) // of all notifications, only those that are about this table
 }
 
 // Relay moves events from the outbox to the broker: wake, claim, publish, confirm, settle, and
@@ -112,33 +115,39 @@ type Relay struct {
 	failures  int            // of done
 	lates     map[string]int // by id: how often it was late since a confirm or failure of it
 	locked    []Result       // could not be settled: another session has the row locked
-	open      bool           // a batch of an unordered outbox holds row locks
-	leased    time.Time      // when the lease of events in flight, of which the locks are gone, was last renewed
-	low       lowWater
-	released  int64 // how often dead letters were retried or discarded, by the last claim
+	released  int64          // how often dead letters were retried or discarded, by the last claim
 
-	doorbell   doorbell
-	connected  bool            // there was a session before
-	keeper     bool            // we keep the doorbell
-	led        bool            // worked before, or may have
-	suspects   int             // events still to be taken one by one
-	noted      map[string]bool // ids of suspects that this relay has noted and not acquitted
-	deaths     int             // of leaders before us that are not forgotten yet
-	since      time.Time       // when the work lock was had
-	link       Link
-	paused     bool
-	due        bool // there may be events
-	limit      int  // of rows for the next claim
-	look       look
-	nextRetry  time.Time // when a failed event is due; zero for none
-	deadline   time.Time // of the shutdown; zero while running
-	probed     time.Time // when LISTEN was last put to the proof
-	listenSick bool
-	listens    bool          // the last proof of LISTEN succeeded
-	shown      map[Flag]bool // the flags that are up
-	trouble    string        // as last written down
-	lost       string        // why the last session ended, to be written down
+	tenure
+	connected bool            // there was a session before
+	led       bool            // worked before, or may have
+	suspects  int             // events still to be taken one by one
+	noted     map[string]bool // ids of suspects that this relay has noted and not acquitted
+	deaths    int             // of leaders before us that are not forgotten yet
+	link      Link
+	due       bool      // there may be events
+	limit     int       // of rows for the next claim
+	deadline  time.Time // of the shutdown; zero while running
+	trouble   string    // as last written down
+	lost      string    // why the last session ended, to be written down
 }
+
+// tenure is what the relay knows by one session, and forgets with it.
+type tenure struct {
+	since     time.Time // when the work lock was had
+	keeper    bool      // we keep the doorbell
+	doorbell  doorbell
+	low       lowWater
+	look      look
+	open      bool      // a batch of an unordered outbox holds row locks
+	leased    time.Time // when the lease of events in flight, of which the locks are gone, was last renewed
+	nextRetry time.Time // when a failed event is due; zero for none
+	paused    bool
+	listen    listenProof
+	called    time.Time     // when relays beside us were last called
+	shown     map[Flag]bool // the flags that are up
+}
+
+func newTenure() tenure { return tenure{low: newLowWater(), shown: make(map[Flag]bool)} }
 
 // held is an event in hand.
 type held struct {
@@ -171,21 +180,49 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 
 	// The others serve the relay until it has ended, so the signal does not reach them.
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var wg sync.WaitGroup
-	wg.Go(func() { publisher.Run(serving) })
-	wg.Go(func() { listener.Run(serving) })
-	wg.Go(func() { backlog.Run(serving) })
-	wg.Go(func() { retention.Run(serving) })
+	defer stop()
+	ctx, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	var wg, aside sync.WaitGroup // those of aside have nothing in hand
+	serve := func(wg *sync.WaitGroup, run func(context.Context)) {
+		wg.Go(func() {
+			if err := recovered(func() error { run(serving); return nil }); err != nil {
+				fail(err)
+			}
+		})
+	}
+	serve(&wg, publisher.Run)
+	serve(&wg, listener.Run)
+	serve(&aside, backlog.Run)
+	serve(&aside, retention.Run)
 	err = relay.Run(ctx)
 	stop()
 	wg.Wait()
+	waitAtMost(&aside, time.Second)
+	if cause := context.Cause(ctx); errors.Is(cause, errPanic) {
+		err = errors.Join(cause, err)
+	}
 	return err
+}
+
+// waitAtMost leaves goroutines behind that do not end in time: one may be held in a call to a
+// database that does not answer.
+func waitAtMost(wg *sync.WaitGroup, d time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		wg.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(d):
+	}
 }
 
 // Run works until ctx is done, then finishes what is in flight within SHUTDOWN_TIMEOUT. It
 // returns nil after an end in order, errShutdownOverrun, or an error that no restart mends.
 func (r *Relay) Run(ctx context.Context) error {
-	r.hand, r.low, r.limit = make(map[string]*held), newLowWater(), r.cfg.BatchSize
+	r.hand, r.limit = make(map[string]*held), r.cfg.BatchSize
 	r.noted, r.lates = make(map[string]bool), make(map[string]int)
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = restartMin, restartMax
@@ -193,9 +230,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	for {
 		began := time.Now()
 		err := r.workOnce(ctx, func() { failures.OK() })
-		set01(r.metrics.Leader, false)
-		set01(r.metrics.Connected[PeerPostgres], false)
-		r.metrics.SetDoorbell(Deaf)
+		r.metrics.EndTenure()
 		switch {
 		case err == nil, errors.Is(err, errPooler), errors.Is(err, errShutdownOverrun):
 			return err
@@ -236,7 +271,7 @@ func (r *Relay) beginStop() {
 // workOnce opens a working session, waits for the work lock, and works until the session is
 // lost or, which it reports by nil, the relay ended in order.
 func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
-	r.session = nil
+	r.session, r.tenure = nil, newTenure()
 	connecting := ctx
 	if !r.deadline.IsZero() {
 		var cancel context.CancelFunc
@@ -247,8 +282,9 @@ func (r *Relay) workOnce(ctx context.Context, onWorking func()) error {
 	if err != nil {
 		return err
 	}
-	r.session, r.shown = session, make(map[Flag]bool)
+	r.session = session
 	defer session.Discard()
+	r.ears.Heed(session.Table())
 	set01(r.metrics.Connected[PeerPostgres], true)
 	if r.connected {
 		r.metrics.Reconnects[PeerPostgres].Inc()
@@ -298,24 +334,33 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 				r.health.Set(checkRelay, fmt.Errorf("the work lock is held by no relay but by %s", holder))
 			}
 		}
-		r.publisherNews() // the link's state, for readiness
+		r.publisherNews()                  // the link's state, for readiness
+		if len(r.done)+len(r.locked) > 0 { // of the time before: what was confirmed is so whoever works now
+			if err := r.settleAll(); err != nil {
+				return false, err
+			}
+		}
 		if err := r.showFlags(); err != nil {
 			return false, err
 		}
-		sleep(ctx, beatInterval)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() == nil:
+			sleep(ctx, beatInterval)
+			continue
+		case len(r.hand) == 0:
 			return false, nil
 		}
+		r.beginStop()
+		if !time.Now().Before(r.deadline) {
+			return false, errShutdownOverrun
+		}
+		sleep(context.WithoutCancel(ctx), restartMin)
 	}
 }
 
 // work runs the loop under the work lock.
 func (r *Relay) work(ctx context.Context) error {
-	r.doorbell = doorbell{}
 	r.since = time.Now()
-	r.open, r.leased = false, time.Time{}
-	r.low = newLowWater()
-	r.nextRetry, r.probed = time.Time{}, time.Time{}
 	r.wake(CauseStart)
 	r.look.begin()
 	var err error

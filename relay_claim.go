@@ -8,7 +8,7 @@ import (
 // outbox is one transaction: it must be settled whole first.
 func (r *Relay) room() bool {
 	if r.cfg.Ordering == orderingNone {
-		return len(r.hand) == 0
+		return len(r.hand) == len(r.locked)
 	}
 	if r.suspects > 0 {
 		return len(r.hand) == len(r.locked)
@@ -50,6 +50,10 @@ func (r *Relay) claim() error {
 	r.look.claimed(c, r.low.mark, began)
 	r.doorbell.claimed(len(c.Events), time.Since(began))
 	r.accept(c)
+	if r.due && r.keeper && r.cfg.Ordering == orderingNone && time.Since(r.called) >= beatInterval {
+		r.called = time.Now()
+		return r.session.CallOthers()
+	}
 	return nil
 }
 

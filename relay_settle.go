@@ -71,10 +71,18 @@ func (r *Relay) maySettle() bool {
 	return r.cfg.Ordering == orderingAggregate && len(r.done) > 0 && len(r.done) >= r.inFlight
 }
 
+// settleAll marks what is done, and tries what another session had locked again.
+func (r *Relay) settleAll() error {
+	r.done, r.locked = append(r.done, r.locked...), nil
+	return r.settleNow(true)
+}
+
 // settle marks what is done.
-func (r *Relay) settle() error {
-	done := append(r.done, r.locked...)
-	s := Settlement{Flush: r.doorbell.commit.due(len(done))}
+func (r *Relay) settle() error { return r.settleNow(false) }
+
+func (r *Relay) settleNow(skipLocked bool) error {
+	done := r.done
+	s := Settlement{Flush: r.doorbell.commit.due(len(done)), SkipLocked: skipLocked}
 	for _, res := range done {
 		if res.Outcome == Confirmed {
 			s.Confirmed = append(s.Confirmed, res.Event)
@@ -85,7 +93,7 @@ func (r *Relay) settle() error {
 	began := time.Now()
 	settled, err := r.session.Settle(s)
 	if err != nil {
-		r.done, r.locked, r.failures = done, nil, len(s.Failed)
+		r.failures = len(s.Failed)
 		return err
 	}
 	if s.Flush {
@@ -100,7 +108,8 @@ func (r *Relay) settle() error {
 	for _, id := range settled.Locked {
 		isLocked[id] = true
 	}
-	r.done, r.locked, r.failures = nil, nil, 0
+	r.done, r.failures = nil, 0
+	var acquitted []string
 	for _, res := range done {
 		if isLocked[res.Event.ID] {
 			r.locked = append(r.locked, res)
@@ -108,17 +117,18 @@ func (r *Relay) settle() error {
 		}
 		r.settled(res)
 		if r.suspects > 0 {
-			if err := r.acquit(res.Event.ID); err != nil {
-				return err
-			}
+			acquitted = append(acquitted, res.Event.ID)
 		}
 	}
-	if len(r.locked) > 0 {
-		r.metrics.SettleSkipped.Add(float64(len(r.locked)))
-	}
+	r.metrics.SettleSkipped.Add(float64(len(settled.Locked)))
 	for _, f := range s.Failed {
 		if at := time.Now().Add(f.Retry); r.nextRetry.IsZero() || at.Before(r.nextRetry) {
 			r.nextRetry = at
+		}
+	}
+	for _, id := range acquitted {
+		if err := r.acquit(id); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -37,6 +37,8 @@ type fakeSession struct {
 	errors    []string // written down
 	decided   int64    // how often a person decided about dead letters
 	takes     struct{ claim, settle, flush time.Duration }
+	called    int  // other relays
+	standby   bool // somebody else has the work lock
 	baton     *baton
 }
 
@@ -48,9 +50,11 @@ func (s *fakeSession) fail(op string) error {
 	return nil
 }
 
-func (s *fakeSession) Lead(string, bool) (bool, int, error) { return true, s.deaths, s.fail("lead") }
-func (s *fakeSession) Acquit(string) error                  { return s.fail("acquit") }
-func (s *fakeSession) AcquitAll() error                     { s.noted = nil; return s.fail("acquit all") }
+func (s *fakeSession) Lead(string, bool) (bool, int, error) {
+	return !s.standby, s.deaths, s.fail("lead")
+}
+func (s *fakeSession) Acquit(string) error { return s.fail("acquit") }
+func (s *fakeSession) AcquitAll() error    { s.noted = nil; return s.fail("acquit all") }
 
 func (s *fakeSession) Suspect(q ClaimQuery, _ map[string]bool) (*Event, int, error) {
 	for _, e := range s.pending {
@@ -81,6 +85,8 @@ func (s *fakeSession) NoteError(text string) error {
 	return s.fail("note error")
 }
 func (s *fakeSession) Probe(string) error        { return nil }
+func (s *fakeSession) CallOthers() error         { s.called++; return nil }
+func (s *fakeSession) Table() uint32             { return 1 }
 func (s *fakeSession) ClockAhead() time.Duration { return 0 }
 func (s *fakeSession) End() error                { s.ended = true; return nil }
 func (s *fakeSession) Discard()                  {}
@@ -187,6 +193,7 @@ func (*fakeEars) ProbeChannel() string { return "probe" }
 func (e *fakeEars) Rings() uint64      { return e.rings }
 func (*fakeEars) Heard() time.Time     { return time.Now() }
 func (*fakeEars) Reconnect()           {}
+func (*fakeEars) Heed(uint32)          {}
 
 // rig is a relay with fakes around it.
 type rig struct {
@@ -194,7 +201,7 @@ type rig struct {
 	session   *fakeSession
 	publisher *fakePublisher
 	hears     *fakeEars
-	wrote     int // events
+	wrote     int // events, of write
 	stop      context.CancelFunc
 	err       error
 	ended     bool
@@ -302,11 +309,23 @@ func TestRelayPollsWhileSleepIsRefused(t *testing.T) {
 	})
 }
 
+// sent is how often the event with this seq was handed to the publisher.
+func (r *rig) sent(seq int64) (n int) {
+	for _, batch := range r.publisher.got {
+		for _, e := range batch {
+			if e.Seq == seq {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // write commits n events, one every interval, and rings for each as a trigger does.
 func (r *rig) write(n int, interval time.Duration) {
 	for range n {
 		r.wrote++
-		r.session.pending = append(r.session.pending, eventNumber(r.wrote))
+		r.session.pending = append(r.session.pending, eventNumber(100+r.wrote))
 		if r.session.ringing {
 			r.hears.rings++
 			r.notified.Ring()
@@ -504,6 +523,62 @@ func TestConfirmedEventIsNotSentAgainWhenItsSessionIsLost(t *testing.T) {
 	})
 }
 
+// Somebody else took the work over meanwhile; that a broker confirmed an event is true all the same.
+func TestConfirmedEventIsMarkedWhoeverWorksNow(t *testing.T) {
+	for _, stopped := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, func(r *rig) {
+				r.session.pending = eventsUpTo(5)
+				r.session.failOn = "settle"
+			})
+			r.session.standby = true
+			if r.step(2 * time.Second); len(r.session.pending) != 5 {
+				t.Fatalf("pending = %d, want all: the database is out of order", len(r.session.pending))
+			}
+			if stopped {
+				r.stop()
+			}
+			r.session.failOn = ""
+			r.step(3 * time.Second)
+			if len(r.session.pending) != 0 || r.ended != stopped || r.err != nil {
+				t.Errorf("stopped %v: pending = %d, ended = %v with %v; want all marked", stopped, len(r.session.pending), r.ended, r.err)
+			}
+			r.stop()
+			r.step(2 * time.Second)
+		})
+	}
+}
+
+// A standby's metrics and flags say nothing of the time when it worked.
+func TestRelayThatStandsByShowsNothingOfTheTimeBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) { r.session.refuse = 1 << 30 })
+		r.step(10 * time.Second)
+		r.session.paused = true
+		r.step(2 * time.Second)
+		if testutil.ToFloat64(r.metrics.Paused) != 1 || testutil.ToFloat64(r.metrics.ListenHealthy) != 1 || !r.session.flags[FlagPaused] {
+			t.Fatal("it did not pause, or proved nothing")
+		}
+		r.session.standby, r.session.failOn = true, "beat"
+		r.step(2 * time.Second)
+		r.session.failOn = ""
+		r.step(time.Hour)
+		for name, g := range map[string]prometheus.Gauge{
+			"outbox_paused": r.metrics.Paused, "outbox_doorbell_refused_seconds": r.metrics.DoorbellRefused,
+			"outbox_listen_healthy": r.metrics.ListenHealthy, "outbox_leader": r.metrics.Leader,
+		} {
+			if v := testutil.ToFloat64(g); v != 0 {
+				t.Errorf("%s = %v, want 0", name, v)
+			}
+		}
+		if r.session.flags[FlagPaused] || r.session.flags[FlagListening] || !r.session.flags[FlagRelay] {
+			t.Errorf("flags = %v, want that of a relay alone", r.session.flags)
+		}
+		r.stop()
+		r.step(2 * time.Second)
+	})
+}
+
 func TestLockedRowIsMarkedLaterWithoutSendingAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(r *rig) {
@@ -514,10 +589,20 @@ func TestLockedRowIsMarkedLaterWithoutSendingAgain(t *testing.T) {
 		if len(r.session.pending) != 1 {
 			t.Fatalf("pending = %d, want the locked one", len(r.session.pending))
 		}
+		r.write(100, 10*time.Millisecond)
+		waits := 0
+		for _, s := range r.session.settled {
+			if slices.ContainsFunc(s.Confirmed, func(e *Event) bool { return e.Seq == 2 }) && !s.SkipLocked {
+				waits++
+			}
+		}
+		if waits != 1 {
+			t.Errorf("%d of %d settles waited for the locked row, want the first alone", waits, len(r.session.settled))
+		}
 		r.session.locked = nil
 		r.step(2 * time.Second)
-		if len(r.session.pending) != 0 || len(r.publisher.got) != 1 {
-			t.Errorf("pending = %d, batches = %d; want it marked and never sent again", len(r.session.pending), len(r.publisher.got))
+		if len(r.session.pending) != 0 || r.sent(2) != 1 {
+			t.Errorf("pending = %d, sent %d times; want it marked and never sent again", len(r.session.pending), r.sent(2))
 		}
 		r.stop()
 		r.step(0)
@@ -541,6 +626,29 @@ func TestEventThatKillsTheRelayIsSetAside(t *testing.T) {
 		}
 		r.stop()
 		r.step(0)
+	})
+}
+
+func TestSessionLostWhileSuspicionEndsLeavesNothingInHand(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.publisher.held = true
+			r.session.pending = eventsUpTo(6)
+		})
+		r.session.failOn, r.session.deaths = "beat", 4 // it takes its own time as a death
+		r.step(2 * time.Second)
+		r.session.failOn = "acquit"
+		r.publisher.answer()
+		r.news.Ring()
+		r.step(2 * time.Second)
+		r.session.failOn, r.publisher.held = "", false
+		r.write(2, time.Second)
+		r.step(5 * time.Second)
+		if len(r.session.pending) != 0 || len(r.hand) != 0 {
+			t.Errorf("pending = %d, in hand = %d; want all published and nothing left", len(r.session.pending), len(r.hand))
+		}
+		r.stop()
+		r.step(2 * time.Second)
 	})
 }
 

@@ -74,8 +74,8 @@ func (r *Relay) nextWake() (time.Time, Cause) {
 
 // beat proves the session when nothing else did, and sees to what is done once a second.
 func (r *Relay) beat() error {
-	if len(r.locked) > 0 {
-		if err := r.settle(); err != nil {
+	if len(r.locked) > 0 && !r.open {
+		if err := r.settleAll(); err != nil {
 			return err
 		}
 	}
@@ -134,24 +134,44 @@ func (r *Relay) obey() error {
 	return r.showFlags()
 }
 
+// listenProof is how the last proof that notifications arrive ended. The zero value was not put to it.
+type listenProof struct {
+	probed time.Time
+	state  listenState
+	judged bool // the probe has failed
+}
+
+type listenState int
+
+const (
+	listenUnproven listenState = iota
+	listenWorks
+	listenFails
+)
+
 // proveListen notifies our own channel now and then: LISTEN succeeds behind a transaction
 // pooler and on a dead link too, only a round trip shows that notifications arrive.
 func (r *Relay) proveListen() error {
-	since := time.Since(r.probed)
-	if r.probed.IsZero() || since >= probeInterval {
-		r.probed = time.Now()
+	p := &r.listen
+	since := time.Since(p.probed)
+	switch heard := !r.ears.Heard().Before(p.probed); {
+	case p.probed.IsZero() || since >= probeInterval:
+		p.probed, p.judged = time.Now(), false
 		return r.session.Probe(r.ears.ProbeChannel())
-	}
-	heard := r.ears.Heard()
-	if sick := heard.Before(r.probed); since >= probePatience && sick != r.listenSick || !sick {
-		if sick && !r.listenSick {
-			r.log.Warn("notifications do not arrive: events wait for the fallback poll", "fallback_interval", r.cfg.FallbackInterval)
-			r.ears.Reconnect() // it may be connected to a server that is the primary no more
-		} else if !sick && r.listenSick {
+	case heard && p.state != listenWorks:
+		if p.state == listenFails {
 			r.log.Info("notifications arrive again")
 		}
-		r.listenSick, r.listens = sick, !sick
-		set01(r.metrics.ListenHealthy, !sick)
+		p.state = listenWorks
+		set01(r.metrics.ListenHealthy, true)
+	case !heard && since >= probePatience && !p.judged:
+		p.judged = true
+		if p.state != listenFails {
+			r.log.Warn("notifications do not arrive: events wait for the fallback poll", "fallback_interval", r.cfg.FallbackInterval)
+		}
+		p.state = listenFails
+		set01(r.metrics.ListenHealthy, false)
+		r.ears.Reconnect() // it may be connected to a server that is the primary no more
 	}
 	return nil
 }

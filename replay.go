@@ -98,7 +98,11 @@ func (c *replayCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	err = r.work(ctx, std, positions)
 	o.audit(std, cfg, "replayed", keyCount, r.sent, "up_to_seq", r.upTo)
 	if err != nil {
-		return fmt.Errorf("%d of %s sent again; the same command with --after=%d goes on: %w", r.sent, replayed(len(positions)), max(r.upTo, c.After), err)
+		goOn := fmt.Sprintf("the same command with --after=%d goes on", max(r.upTo, c.After))
+		if r.sent > 0 && r.upTo == 0 { // rows from before there was a seq all have 0
+			goOn = "the same command starts anew: these events are older than their numbering, --since and --until tell them apart"
+		}
+		return fmt.Errorf("%d of %s sent again; %s: %w", r.sent, replayed(len(positions)), goOn, err)
 	}
 	fmt.Fprintf(std.out, "%s sent again\n", replayed(r.sent))
 	return nil

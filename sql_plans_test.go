@@ -54,6 +54,10 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 				}
 				wantPlan(t, fmt.Sprintf("claim, ordered %v", ordered), plan, want, "Seq Scan on outbox_events", "Bitmap", "Materialize", "Sort Key: e.", "Hash Join", "Parallel")
 			}
+			testenv.MustExec(t, tx, sqlfiles.Status("planner"))
+			plan := explain(t, tx, strings.ReplaceAll(strings.TrimSpace(sqlfiles.Backlog), "$1", "true"))
+			wantPlan(t, "backlog", plan, []string{"using outbox_events_fresh", "using outbox_events_blocking"},
+				"Seq Scan on outbox_events", "outbox_events_pkey", "Parallel")
 			for _, remove := range []bool{false, true} {
 				testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(remove, false))
 				plan := explain(t, tx, "EXECUTE settle('{00000000-0000-0000-0000-000000000001}', '{}', '{}', '{}', '{}', '{}', '{}', false)")

@@ -40,10 +40,14 @@ func (statusCommand) uses(setting string) bool {
 	return ofDatabase(setting) || setting == "ON_DEAD_LETTER" || setting == "RETENTION"
 }
 
-func (c statusCommand) run(ctx context.Context, cfg Config, std stdio) error {
+func (c statusCommand) faults() []fault {
 	if c.Interval < minWatch {
-		return fmt.Errorf("--interval: %v is under %v", c.Interval, minWatch)
+		return []fault{{"--interval", fmt.Sprintf("%v is under %v", c.Interval, minWatch)}}
 	}
+	return nil
+}
+
+func (c statusCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	for {
 		err := c.look(ctx, cfg, std.out)
 		switch {

@@ -232,7 +232,8 @@ func (s *WorkingSession) queryRow(query string, dest []any, args ...any) error {
 
 // Lead tries to get the work lock: alone when ORDERING=aggregate, beside other relays of the
 // same kind when ORDERING=none. It never waits. deaths is how many leaders in a row ended
-// without an end in order; again: this one led before and lost its session, which is no death. Of relays side by side that is not known.
+// without an end in order; again: this one led before and lost its session, which is no death. Of
+// relays side by side that is not known.
 func (s *WorkingSession) Lead(name string, again bool) (led bool, deaths int, err error) {
 	lock := "work lock shared"
 	if s.ordered() {
@@ -325,14 +326,21 @@ func (s *WorkingSession) Probe(channel string) error {
 	return nil
 }
 
+// Table is the oid of outbox_events.
+func (s *WorkingSession) Table() uint32 { return s.table }
+
+// CallOthers notifies as the trigger does, for relays that work beside this one: while writers are silent only the
+// keeper of the doorbell looks for events. Within a batch that is open they hear it with its commit.
+func (s *WorkingSession) CallOthers() error {
+	if _, err := s.exec(sqlfiles.Session("call others"), sqlfiles.Channel, strconv.FormatUint(uint64(s.table), 10)); err != nil {
+		return fmt.Errorf("call the other relays: %w", err)
+	}
+	return nil
+}
+
 // End notes that the relay ended in order and gives the locks up.
 func (s *WorkingSession) End() error {
 	defer s.Discard()
-	if s.inTx {
-		if err := s.commit(); err != nil {
-			return err
-		}
-	}
 	if s.led && s.ordered() {
 		if _, err := s.exec(sqlfiles.Session("end work")); err != nil {
 			return fmt.Errorf("note the end: %w", err)

@@ -156,6 +156,8 @@ type Settlement struct {
 	Confirmed []*Event
 	Failed    []Failure
 	Flush     bool // return only when it is on disk
+	// SkipLocked: another session has rows locked, or may have, and is not to be waited for.
+	SkipLocked bool
 }
 
 // Settled is what a settle did.
@@ -166,8 +168,12 @@ type Settled struct {
 
 // Settle marks what became of events, in one commit.
 func (s *WorkingSession) Settle(st Settlement) (Settled, error) {
-	changed, failed, err := s.querySettle(s.settle, st)
-	if s.ordered() && pq.As(err, pqerror.LockNotAvailable) != nil {
+	settle := func(st Settlement) (int, []string, error) { return s.querySettle(s.settle, st) }
+	if st.SkipLocked && !s.inTx { // within a batch of ours all rows are locked by ourselves
+		settle = s.settleUnlocked
+	}
+	changed, failed, err := settle(st)
+	if !s.inTx && pq.As(err, pqerror.LockNotAvailable) != nil {
 		changed, failed, err = s.settleUnlocked(st)
 	}
 	if err == nil && s.inTx {

@@ -1,7 +1,7 @@
 -- backlog: what is pending (neither processed nor dead), how old its oldest event is in seconds,
 -- how many dead letters there are, and how many aggregates a failed event holds back, a dead one
--- included if $1 says that those hold. Index-only over the three partial indexes, so its cost
--- grows with what is pending and never with what was processed.
+-- included if $1 says that those hold. Over the three partial indexes alone, so its cost grows with
+-- what is pending and never with what was processed; the planner is denied other ways.
 SELECT (SELECT count(*) FROM outbox_events WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NULL)
      + (SELECT count(*) FROM outbox_events WHERE processed_at IS NULL AND dead_at IS NULL AND retry_after IS NOT NULL),
        coalesce(extract(epoch FROM clock_timestamp() - least(

@@ -121,7 +121,7 @@ INSERT INTO outbox_relay_state DEFAULT VALUES ON CONFLICT (singleton) DO NOTHING
 -- for the one that kills it.
 CREATE TABLE IF NOT EXISTS outbox_suspects (
     id         UUID PRIMARY KEY,                  -- of the event
-    deaths     INT  NOT NULL,                     -- unclean ends with this event in hand
+    deaths     INT  NOT NULL,                     -- how often it was taken in hand: once more than a relay died of it
     claimed_at TIMESTAMPTZ
 );
 

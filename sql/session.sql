@@ -107,6 +107,9 @@ UPDATE outbox_relay_state SET deaths = 0;
 -- section: probe
 SELECT pg_notify($1, '');
 
+-- section: call others
+SELECT pg_notify($1, $2);
+
 -- section: unsettled
 -- Which of these are still pending, with the attempts they have.
 SELECT id::text, attempts FROM outbox_events

@@ -34,10 +34,11 @@ WITH confirmed AS (
     UPDATE outbox_events e
     SET attempts = f.attempts,
         last_error = coalesce(nullif(f.reason, ''), e.last_error),
-        dead_at = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'
-                       THEN clock_timestamp() END,
-        retry_after = CASE WHEN f.dead_ms IS NOT NULL AND e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms'
-                           THEN NULL ELSE clock_timestamp() + f.retry_ms * interval '1 ms' END
+        (dead_at, retry_after) = (
+            SELECT CASE WHEN dead THEN clock_timestamp() END,
+                   CASE WHEN NOT dead THEN clock_timestamp() + f.retry_ms * interval '1 ms' END
+            -- At once whatever created_at says, which is the application's: it may lie in the future.
+            FROM (SELECT coalesce(f.dead_ms = 0 OR e.created_at <= clock_timestamp() - f.dead_ms * interval '1 ms', false) AS dead) d)
     FROM failures f
     WHERE e.id = f.id AND e.processed_at IS NULL AND e.dead_at IS NULL AND e.attempts = f.claimed
     RETURNING e.id

@@ -114,6 +114,25 @@ func TestUnorderedRelaysShareTheWork(t *testing.T) {
 	o.verifyUnordered(t, q, l.rolledBack, 0)
 }
 
+// While writers are silent only the keeper of the doorbell looks for events; it calls the others when there is
+// more than it can take.
+func TestUnorderedRelaysAreCalledToABacklog(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	keeper := o.start(t, "ORDERING=none", "BATCH_SIZE=20", "FALLBACK_INTERVAL=200ms")
+	keeper.Ready(t)
+	waitLeader(t, keeper, true)
+	other := o.start(t, "ORDERING=none", "BATCH_SIZE=20", "FALLBACK_INTERVAL=1h")
+	other.Ready(t)
+	waitLeader(t, other, true)
+	testenv.Exec(t, o.dsn, `SET outbox.notify = 'off';
+		INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload)
+		SELECT 'order', n::text, 'silent', '{}' FROM generate_series(1, 10000) n`)
+	waitPublished(t, other, 100)
+	o.verifyUnordered(t, q, nil, 0)
+}
+
 // Relays of the two orders exclude each other, so that a deploy which changes ORDERING keeps it.
 func TestOrderedAndUnorderedRelaysExcludeEachOther(t *testing.T) {
 	t.Parallel()

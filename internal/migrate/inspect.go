@@ -49,6 +49,7 @@ var (
 		{name: "leader_since", types: "timestamp with time zone"},
 		{name: "clean", types: "boolean", notNull: true},
 		{name: "deaths", types: "integer", notNull: true},
+		{name: "released", types: "bigint", notNull: true},
 		{name: "paused_at", types: "timestamp with time zone"},
 		{name: "paused_by", types: "text"},
 		{name: "last_error", types: "text"},

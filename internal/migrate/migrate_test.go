@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -54,6 +55,30 @@ func TestMigrateAgreesWithTheSchemaFile(t *testing.T) {
 		testenv.MustExec(t, db, sqlfiles.Schema)
 	}
 	assertNothingToDo(t, dsn)
+}
+
+// A column that schema.sql has and migrate does not know would be missed by the relay, not by migrate.
+func TestMigrateKnowsTheColumnsOfTheSchemaFile(t *testing.T) {
+	_, db := testenv.OpenDatabase(t)
+	testenv.MustExec(t, db, sqlfiles.Schema)
+	for table, columns := range map[string][]wantedColumn{
+		"outbox_events": eventColumns, "outbox_relay_state": stateColumns, "outbox_suspects": suspectColumns,
+	} {
+		var want []string
+		for _, c := range columns {
+			want = append(want, c.name)
+		}
+		slices.Sort(want)
+		var have pq.StringArray
+		err := db.QueryRow(`SELECT array_agg(attname::text ORDER BY attname::text COLLATE "C") FROM pg_attribute
+			WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped`, table).Scan(&have)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(have, want) {
+			t.Errorf("%s: schema.sql has %v, migrate knows %v", table, have, want)
+		}
+	}
 }
 
 func TestMigrateByTwoAtOnce(t *testing.T) {
