@@ -58,8 +58,8 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 			plan := explain(t, tx, strings.ReplaceAll(strings.TrimSpace(sqlfiles.Backlog), "$1", "true"))
 			wantPlan(t, "backlog", plan, []string{"using outbox_events_fresh", "using outbox_events_blocking"},
 				"Seq Scan on outbox_events", "outbox_events_pkey", "Parallel")
-			for _, remove := range []bool{false, true} {
-				testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(remove, false))
+			for _, variant := range [][2]bool{{false, false}, {false, true}, {true, false}, {true, true}} {
+				testenv.MustExec(t, tx, "PREPARE settle AS "+sqlfiles.Settle(variant[0], variant[1]))
 				plan := explain(t, tx, "EXECUTE settle('{00000000-0000-0000-0000-000000000001}', '{}', '{}', '{}', '{}', '{}', '{}', false)")
 				testenv.MustExec(t, tx, "DEALLOCATE settle")
 				wantPlan(t, "settle", plan, []string{"outbox_events_pkey on outbox_events"}, "Seq Scan on outbox_events", "Bitmap", "Hash Join")

@@ -97,3 +97,44 @@ func TestRelayEndsInTimeInEveryState(t *testing.T) {
 		})
 	}
 }
+
+// Links that are lost again and again leave nothing behind: no goroutine, no descriptor.
+func TestReconnectsLeaveNothingBehind(t *testing.T) {
+	t.Parallel()
+	o := newProxied(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t)
+	p.Ready(t)
+	reconnects := func() (n float64) {
+		for _, server := range []string{"postgres", "listener", "rabbitmq"} {
+			n += p.Metric(t, "outbox_reconnects_total", `server="`+server+`"`)
+		}
+		return n
+	}
+	connected := func() bool {
+		for _, server := range []string{"postgres", "listener", "rabbitmq"} {
+			if p.Metric(t, "outbox_connected", `server="`+server+`"`) != 1 {
+				return false
+			}
+		}
+		return true
+	}
+	round := func() {
+		before := reconnects()
+		o.database.Cut()
+		o.broker.Cut()
+		testenv.Eventually(t, patience, "the links are new", func() bool { return reconnects() >= before+2 && connected() })
+		o.insert(t, event{})
+		q.Next(t, patience)
+	}
+	for range 5 { // what there is once and for all
+		round()
+	}
+	goroutines, files := p.Metric(t, "go_goroutines"), p.Metric(t, "process_open_fds")
+	for reconnects() < 100 {
+		round()
+	}
+	testenv.Eventually(t, patience, "goroutines and descriptors are as few as before", func() bool {
+		return p.Metric(t, "go_goroutines") <= goroutines+5 && p.Metric(t, "process_open_fds") <= files+5
+	})
+}

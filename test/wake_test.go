@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -114,13 +115,13 @@ func TestEventOfALateCommitIsPublished(t *testing.T) {
 	}
 }
 
-// A flood of notifications neither keeps the relay from ending nor fills the server's queue, which
-// would make commits fail.
+// A flood of notifications neither keeps the relay from working and ending nor fills the server's queue,
+// which would make commits fail, whatever state the relay is in.
 func TestFloodOfNotifications(t *testing.T) {
 	t.Parallel()
-	o := newOutbox(t)
+	o := newProxied(t)
 	q := testenv.Consume(t, o.amqpURL, exchange)
-	p := o.start(t)
+	p := o.start(t, "SHUTDOWN_TIMEOUT=6s")
 	p.Ready(t)
 	stop := make(chan struct{})
 	var flood sync.WaitGroup
@@ -153,13 +154,97 @@ func TestFloodOfNotifications(t *testing.T) {
 		}
 	}
 	wantNoQueue("while the relay works")
-	if code, _, stderr := testenv.Command(t, []string{"DATABASE_URL=" + o.dsn}, "pause"); code != 0 {
-		t.Fatal(stderr)
-	}
+	o.broker.Refuse()
+	p.NotReady(t)
+	wantNoQueue("while the broker is down")
+	o.broker.Resume()
+	p.Ready(t)
+	o.mustOperate(t, "pause")
 	p.NotReady(t)
 	wantNoQueue("while it is paused")
+	o.mustOperate(t, "resume")
+	p.Ready(t)
+	o.insertMany(t, 1000, 100, "order.created")
+	waitCount(t, q, 2000)
+	began := time.Now()
 	if code := p.Stop(t); code != 0 {
 		t.Errorf("exit code %d, want 0", code)
+	}
+	if took := time.Since(began); took > 12*time.Second { // twice the time: the machine may be busy
+		t.Errorf("it took %v to end, with SHUTDOWN_TIMEOUT=6s", took)
+	}
+}
+
+// Notifications that come while the relay is busy fold into one look, also where several relays hear them.
+func TestBurstOfNotificationsFoldsIntoFewLooks(t *testing.T) {
+	t.Parallel()
+	for _, ordering := range []string{"aggregate", "none"} {
+		t.Run(ordering, func(t *testing.T) {
+			t.Parallel()
+			o := newOutbox(t)
+			q := testenv.Consume(t, o.amqpURL, exchange)
+			relays := []*testenv.Process{o.start(t, "ORDERING="+ordering)}
+			waitLeader(t, relays[0], true)
+			if ordering == "none" {
+				relays = append(relays, o.start(t, "ORDERING="+ordering))
+				waitLeader(t, relays[1], true)
+			}
+			for _, p := range relays {
+				p.Ready(t)
+				testenv.Eventually(t, patience, "the relay listens", func() bool { return p.Metric(t, "outbox_connected", `server="listener"`) == 1 })
+			}
+			var before []float64
+			for _, p := range relays {
+				before = append(before, p.Metric(t, "outbox_claims_total"))
+			}
+			const burst = 20_000
+			testenv.Exec(t, o.dsn, fmt.Sprintf("SELECT pg_notify('outbox_event', 'burst ' || i) FROM generate_series(1, %d) i", burst))
+			id := o.insert(t, event{})[0]
+			if d := q.Next(t, patience); d.MessageId != id {
+				t.Errorf("got %s, want %s", d.MessageId, id)
+			}
+			for i, p := range relays {
+				if n := p.Metric(t, "outbox_claims_total") - before[i]; n > burst/20 {
+					t.Errorf("relay %d looked for events %v times because of %d notifications", i, n, burst)
+				}
+			}
+		})
+	}
+}
+
+// While LISTEN does not work events leave by the fallback poll, and the relay stays ready.
+func TestEventsLeaveWhileNobodyListens(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	q := testenv.Consume(t, o.amqpURL, exchange)
+	p := o.start(t, "FALLBACK_INTERVAL=500ms")
+	p.Ready(t)
+	stop := make(chan struct{})
+	var killer sync.WaitGroup
+	killer.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = o.db.Exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()
+					AND application_name LIKE 'outbox-relay%' AND query LIKE 'LISTEN%'`)
+			}
+		}
+	})
+	defer killer.Wait()
+	defer close(stop)
+	fallbacks := p.Metric(t, "outbox_wakeups_total", `cause="fallback"`)
+	for range 20 {
+		o.insert(t, event{})
+		q.Next(t, patience)
+	}
+	if n := p.Metric(t, "outbox_wakeups_total", `cause="fallback"`); n == fallbacks {
+		t.Error("no look by the fallback poll")
+	}
+	p.Ready(t)
+	if n := p.Metric(t, "outbox_connection_failures_total", `server="listener"`); n == 0 {
+		t.Error("the listener was never in trouble: the test shows nothing")
 	}
 }
 
