@@ -22,7 +22,7 @@ build: ## build bin/outbox-relay
 .PHONY: test
 test: ## run all tests, with servers in Docker or those of TEST_DATABASE_URL and TEST_AMQP_URL
 	@$(if $(RACE),,echo 'test: no C compiler, so without the race detector' >&2;) \
-	if images=$$(test/images/provide postgres rabbitmq promtool relay); then export $$images; \
+	if images=$$(test/images/provide postgres rabbitmq prometheus relay); then export $$images; \
 	else echo 'test: no images; the tests will say what they miss' >&2; fi; \
 	set -x; go test $(RACE) -count=1 -timeout 40m $(TESTFLAGS) ./...
 

@@ -132,7 +132,7 @@ func newMetrics(reg prometheus.Registerer) *Metrics {
 		Pending:          gauge("outbox_events_pending", "Events neither processed nor dead, when last counted."),
 		OldestPendingAge: gauge("outbox_oldest_pending_age_seconds", "Age of the oldest pending event, when last counted; 0 when none is pending."),
 		DeadLetters:      gauge("outbox_dead_letters", "Dead letters in the table, when last counted."),
-		HeldAggregates:   gauge("outbox_held_aggregates", "Aggregates with a failed event, which later ones wait for; dead letters are among these with ON_DEAD_LETTER=hold. When last counted."),
+		HeldAggregates:   gauge("outbox_held_aggregates", "Aggregates of which events wait behind a failed one, or with ON_DEAD_LETTER=hold a dead one; among the 10,000 events that wait longest. When last counted."),
 		BacklogSampled:   gauge("outbox_backlog_sample_timestamp_seconds", "When pending events and dead letters were last counted; 0 before the first time."),
 
 		RetentionDeleted: counter("outbox_retention_deleted_total", "Processed events this relay deleted because they were older than RETENTION."),

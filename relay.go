@@ -112,6 +112,7 @@ type Relay struct {
 	handBytes int64
 	inFlight  int            // with the publisher
 	done      []Result       // to be settled
+	doneSince time.Time      // when the first of done came
 	failures  int            // of done
 	lates     map[string]int // by id: how often it was late since a confirm or failure of it
 	locked    []Result       // could not be settled: another session has the row locked

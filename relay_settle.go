@@ -43,6 +43,9 @@ func (r *Relay) take(res Result) {
 		}
 		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
 	}
+	if len(r.done) == 0 {
+		r.doneSince = time.Now()
+	}
 	r.done = append(r.done, res)
 	if res.Outcome != Confirmed {
 		r.failures++
@@ -66,9 +69,14 @@ func (r *Relay) mustSettle() bool {
 	return r.failures > 0
 }
 
-// maySettle: half of what is out is done, so a commit is worth it.
+// settlePatience is how long a result waits for others to share a commit with.
+const settlePatience = 100 * time.Millisecond
+
+// maySettle: half of what is out is done, so a commit is worth it, or results have waited for that long enough:
+// where confirms are slow and events keep coming it would never be.
 func (r *Relay) maySettle() bool {
-	return r.cfg.Ordering == orderingAggregate && len(r.done) > 0 && len(r.done) >= r.inFlight
+	return r.cfg.Ordering == orderingAggregate && len(r.done) > 0 &&
+		(len(r.done) >= r.inFlight || time.Since(r.doneSince) >= settlePatience)
 }
 
 // settleAll marks what is done, and tries what another session had locked again.

@@ -436,6 +436,30 @@ func TestFailureIsSettledBeforeTheNextClaim(t *testing.T) {
 	})
 }
 
+// Where confirms are slow and events keep coming, what is confirmed is never half of what is out.
+func TestConfirmedEventsAreMarkedWhileOthersAreUnderWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(r *rig) {
+			r.session.pending = eventsUpTo(6)
+			r.publisher.held = true
+		})
+		others := r.publisher.waiting[1:]
+		r.publisher.waiting = r.publisher.waiting[:1]
+		r.publisher.answer()
+		r.step(time.Second)
+		if n := len(r.session.pending); n != 5 {
+			t.Errorf("pending = %d a second after the first of 6 events was confirmed, want 5", n)
+		}
+		r.publisher.waiting = others
+		r.publisher.answer()
+		r.stop()
+		r.step(10 * time.Second)
+		if !r.ended || r.err != nil {
+			t.Errorf("ended = %v with %v", r.ended, r.err)
+		}
+	})
+}
+
 func TestOutageCountsNoAttempt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, func(r *rig) {

@@ -66,6 +66,9 @@ func (r *Relay) nextWake() (time.Time, Cause) {
 	if poll := r.doorbell.nextPoll; !poll.IsZero() && poll.Before(at) {
 		at, cause = poll, CauseAwake
 	}
+	if until := r.doneSince.Add(settlePatience); r.cfg.Ordering == orderingAggregate && len(r.done) > 0 && until.Before(at) {
+		at, cause = until, "" // to settle
+	}
 	if !r.nextRetry.IsZero() && r.nextRetry.Before(at) {
 		at, cause = r.nextRetry, CauseRetry
 	}

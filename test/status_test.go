@@ -247,9 +247,9 @@ func TestCommandsOnAnOutboxTheyCannotUse(t *testing.T) {
 	}
 	o := newOutbox(t)
 	wantRefused(t, o.dsn, 2, []string{"status", "--interval=soon"}, `--interval: "soon" is not a duration`)
-	wantRefused(t, o.dsn, 1, []string{"status", "--interval=1ms"}, "--interval: 1ms is under 1s")
+	wantRefused(t, o.dsn, 2, []string{"status", "--interval=1ms"}, "--interval: 1ms is under 1s")
 	wantRefused(t, o.dsn, 2, []string{"pause", "now"}, "unexpected argument")
-	wantRefused(t, o.dsn, 1, []string{"pause", "--reason=" + strings.Repeat("x", 1000)}, "--reason: over 500 bytes")
+	wantRefused(t, o.dsn, 2, []string{"pause", "--reason=" + strings.Repeat("x", 1000)}, "--reason: over 500 bytes")
 	if s := o.status(t); s.Paused {
 		t.Error("paused by a command that was refused")
 	}

@@ -81,12 +81,12 @@ var relayImage = sync.OnceValues(func() (map[string]string, error) {
 	return provide("relay")
 })
 
-// promtoolImage does the same for PROMTOOL_IMAGE.
-var promtoolImage = sync.OnceValues(func() (map[string]string, error) {
-	if ref := os.Getenv("PROMTOOL_IMAGE"); ref != "" {
-		return map[string]string{"PROMTOOL_IMAGE": ref}, nil
+// prometheusImage does the same for PROMETHEUS_IMAGE.
+var prometheusImage = sync.OnceValues(func() (map[string]string, error) {
+	if ref := os.Getenv("PROMETHEUS_IMAGE"); ref != "" {
+		return map[string]string{"PROMETHEUS_IMAGE": ref}, nil
 	}
-	return provide("promtool")
+	return provide("prometheus")
 })
 
 func provide(names ...string) (map[string]string, error) {

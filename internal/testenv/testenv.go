@@ -12,7 +12,7 @@
 //	TEST_RABBITMQ_API_URL its management API; default http:// on port 15672 of the same host
 //	POSTGRES_IMAGE        image of the container; default is what test/images/provide finds
 //	RABBITMQ_IMAGE        likewise
-//	PROMTOOL_IMAGE        image for [Promtool]; default is what test/images/provide finds
+//	PROMETHEUS_IMAGE      image for [Promtool] and [Prometheus]; default is what test/images/provide finds
 //	TEST_RUN_ID           value of the label outbox-relay.test of all containers; default is the process id
 //	RELAY_BINARY          the relay to run; default is built from this checkout
 //	RELAY_IMAGE           image for [RunImage]; default is built from this checkout
