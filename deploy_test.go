@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.yaml.in/yaml/v2"
 
@@ -100,19 +103,8 @@ func TestKubernetesManifestsFitTheRelay(t *testing.T) {
 				t.Errorf("%s: port %d, want that of HTTP_ADDR", kind, n)
 			}
 		}
-		for _, grace := range doc.all("terminationGracePeriodSeconds") {
-			if least := validConfig(t).ShutdownTimeout + shutdownGrace; float64(grace.(int)) <= least.Seconds() {
-				t.Errorf("%s grants %v s, not more than SHUTDOWN_TIMEOUT", kind, grace)
-			}
-		}
 		if len(doc.all("containers")) > 0 {
-			for key, want := range map[string]any{
-				"runAsNonRoot": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false, "automountServiceAccountToken": false,
-			} {
-				if got := doc.all(key); !slices.Contains(got, want) {
-					t.Errorf("%s: %s = %v, want %v", kind, key, got, want)
-				}
-			}
+			assertPod(t, kind, doc)
 		}
 	}
 	for _, kind := range []string{"Deployment", "PodDisruptionBudget", "Service", "ServiceMonitor", "Job"} {
@@ -122,6 +114,56 @@ func TestKubernetesManifestsFitTheRelay(t *testing.T) {
 	}
 }
 
+// assertPod fails the test unless a document's pods have no more rights than they need, the time that a shutdown takes,
+// and their secrets as files.
+func assertPod(t *testing.T, kind string, doc document) {
+	t.Helper()
+	for key, want := range map[string]any{
+		"runAsNonRoot": true, "readOnlyRootFilesystem": true, "allowPrivilegeEscalation": false,
+		"automountServiceAccountToken": false, "drop": []any{"ALL"}, "seccompProfile": document{"type": "RuntimeDefault"},
+	} {
+		got := doc.all(key)
+		if len(got) == 0 {
+			t.Errorf("%s: no %s", kind, key)
+		}
+		for _, v := range got {
+			if !reflect.DeepEqual(v, want) {
+				t.Errorf("%s: %s = %v, want %v", kind, key, v, want)
+			}
+		}
+	}
+	shutdown := validConfig(t).ShutdownTimeout
+	for _, env := range doc.all("env") {
+		for _, e := range env.([]any) {
+			name, value := e.(document)["name"].(string), fmt.Sprint(e.(document)["value"])
+			if secretSettings[name] {
+				t.Errorf("%s: %s is a secret, want it as a file", kind, name)
+			}
+			if name == "SHUTDOWN_TIMEOUT" {
+				var err error
+				if shutdown, err = time.ParseDuration(value); err != nil {
+					t.Errorf("%s: %s: %v", kind, name, err)
+				}
+			}
+		}
+	}
+	if kind != "Deployment" {
+		return
+	}
+	for _, probe := range []string{"livenessProbe", "readinessProbe", "limits"} {
+		if len(doc.all(probe)) != 1 {
+			t.Errorf("%s: no %s", kind, probe)
+		}
+	}
+	for _, grace := range doc.all("terminationGracePeriodSeconds") {
+		if least := shutdown + shutdownGrace; float64(grace.(int)) <= least.Seconds() {
+			t.Errorf("%s grants %v s, not more than SHUTDOWN_TIMEOUT=%v", kind, grace, shutdown)
+		}
+	}
+}
+
+var secretSettings = map[string]bool{"DATABASE_URL": true, "AMQP_URL": true}
+
 func TestProductionComposeFileFitsTheRelay(t *testing.T) {
 	for _, doc := range documents(t, "deploy/compose.yaml") {
 		for _, env := range doc.all("environment") {
@@ -129,13 +171,32 @@ func TestProductionComposeFileFitsTheRelay(t *testing.T) {
 				if !slices.ContainsFunc((Config{}).settings(), func(s setting) bool { return s.name == name }) {
 					t.Errorf("%v is no setting", name)
 				}
+				if secretSettings[name.(string)] {
+					t.Errorf("%v is a secret, want it as a file", name)
+				}
 			}
+		}
+		relay := doc["services"].(document)["relay"].(document)
+		for key, want := range map[string]any{
+			"read_only": true, "user": "65532:65532", "cap_drop": []any{"ALL"}, "security_opt": []any{"no-new-privileges:true"},
+			"mem_limit": "256m", "restart": "unless-stopped",
+		} {
+			if got := relay[key]; !reflect.DeepEqual(got, want) {
+				t.Errorf("%s = %v, want %v", key, got, want)
+			}
+		}
+		grace, err := time.ParseDuration(fmt.Sprint(relay["stop_grace_period"]))
+		if least := validConfig(t).ShutdownTimeout + shutdownGrace; err != nil || grace <= least {
+			t.Errorf("stop_grace_period = %v (%v), not more than SHUTDOWN_TIMEOUT", grace, err)
 		}
 	}
 }
 
-// registered are the names of all series that the relay can have.
-func registered(t *testing.T) map[string]bool {
+// series are those that the relay can have: by name their labels, and of each label the values that are there
+// from the start.
+type series map[string]map[string][]string
+
+func registered(t *testing.T) series {
 	t.Helper()
 	reg := newRegistry()
 	newMetrics(reg)
@@ -143,30 +204,64 @@ func registered(t *testing.T) map[string]bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	names := map[string]bool{"up": true}
+	all := series{"up": {}}
 	for _, f := range families {
-		names[f.GetName()] = true
+		labels := make(map[string][]string)
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				labels[l.GetName()] = append(labels[l.GetName()], l.GetValue())
+			}
+		}
+		all[f.GetName()] = labels
 		if f.GetType().String() == "HISTOGRAM" {
 			for _, suffix := range []string{"_bucket", "_count", "_sum"} {
-				names[f.GetName()+suffix] = true
+				all[f.GetName()+suffix] = labels
 			}
 		}
 	}
-	return names
+	return all
 }
 
-var seriesName = regexp.MustCompile(`\b(outbox|process|go)_[a-z0-9_]+`)
+var (
+	selector = regexp.MustCompile(`\b((?:outbox|process|go)_[a-z0-9_]+)(?:\{([^}]*)\})?`)
+	matcher  = regexp.MustCompile(`(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"`)
+	grouping = regexp.MustCompile(`\b(?:by|on|without)\s*\(([^)]*)\)`)
+	// ofScrape are labels that Prometheus adds, or a histogram has.
+	ofScrape = []string{"job", "instance", "le"}
+)
 
-// assertSeries fails the test for a query that names what the relay does not have.
-func assertSeries(t *testing.T, what, query string, names map[string]bool) {
+// assertSeries fails the test for a query that names a series, a label or a value of it that the relay does not have.
+func assertSeries(t *testing.T, what, query string, all series) {
 	t.Helper()
-	found := seriesName.FindAllString(query, -1)
+	found := selector.FindAllStringSubmatch(query, -1)
 	if len(found) == 0 && !strings.Contains(query, "up") {
 		t.Errorf("%s: no series in %q", what, query)
 	}
-	for _, name := range found {
-		if !names[name] {
-			t.Errorf("%s: the relay has no %s", what, name)
+	known := slices.Clone(ofScrape)
+	for _, s := range found {
+		labels, ok := all[s[1]]
+		if !ok {
+			t.Errorf("%s: the relay has no %s", what, s[1])
+		}
+		known = slices.AppendSeq(known, maps.Keys(labels))
+		for _, m := range matcher.FindAllStringSubmatch(s[2], -1) {
+			values, ok := labels[m[1]]
+			switch {
+			case slices.Contains(ofScrape, m[1]):
+			case !ok:
+				t.Errorf("%s: %s has no label %s", what, s[1], m[1])
+			case (m[2] == "=" || m[2] == "!=") && !slices.Contains(values, m[3]):
+				t.Errorf("%s: %s of %s is never %q", what, m[1], s[1], m[3])
+			case m[2] == "=~" && !slices.ContainsFunc(values, regexp.MustCompile("^(?:"+m[3]+")$").MatchString):
+				t.Errorf("%s: no %s of %s matches %q", what, m[1], s[1], m[3])
+			}
+		}
+	}
+	for _, g := range grouping.FindAllStringSubmatch(query, -1) {
+		for label := range strings.SplitSeq(g[1], ",") {
+			if label = strings.TrimSpace(label); label != "" && !slices.Contains(known, label) {
+				t.Errorf("%s: nothing in %q has a label %s", what, query, label)
+			}
 		}
 	}
 }

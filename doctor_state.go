@@ -8,6 +8,9 @@ import (
 	sqlfiles "outbox-relay/sql"
 )
 
+// justConnected is how old a relay's session is at least when its links are judged.
+const justConnected = 5 * time.Second
+
 // checkState says what status shows, as far as something is wrong with it.
 func (d *doctor) checkState(ctx context.Context, o *operator) {
 	s, err := o.look(ctx, d.cfg)
@@ -59,6 +62,8 @@ func (d *doctor) checkRelays(s *Status) {
 			standsBy++
 		}
 		switch {
+		case !r.Broker && r.Since != nil && s.At.Sub(*r.Since) < justConnected:
+			d.ok("relay", "%s: %s, %s; it has only just connected", r.role(), who, how)
 		case !r.Broker && s.LastErrorAt != nil:
 			d.fault("relay", "see the findings on rabbitmq", "%s: %s; last error, %s: %s", who, how, s.since(*s.LastErrorAt), s.LastError)
 		case !r.Broker:

@@ -58,3 +58,16 @@ func TestOldTransactionsAreNamed(t *testing.T) {
 		t.Errorf("findings = %+v", d.findings)
 	}
 }
+
+// A relay that has only just connected is not judged by what it has not got yet.
+func TestYoungRelayIsNoFault(t *testing.T) {
+	now := time.Now()
+	for age, want := range map[time.Duration]Level{time.Second: LevelOK, time.Minute: LevelFault} {
+		since := now.Add(-age)
+		d := &doctor{live: io.Discard}
+		d.checkRelays(&Status{At: now, Relays: []RelayStatus{{PID: 1, Relay: true, Works: true, Since: &since}}})
+		if f := d.findings[0]; f.Level != want {
+			t.Errorf("connected since %v, broker not usable yet: %+v, want %s", age, f, want)
+		}
+	}
+}

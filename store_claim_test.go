@@ -1,6 +1,7 @@
 package main
 
 import (
+	"database/sql/driver"
 	"testing"
 	"time"
 
@@ -68,6 +69,34 @@ func TestEventThatCanNeverBeSentIsDeadWhateverItsCreatedAt(t *testing.T) {
 		}
 		if n := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL AND retry_after IS NULL"); n != 1 {
 			t.Errorf("created_at %s: no dead letter", created)
+		}
+	}
+}
+
+// BenchmarkReadEvent is the reading of a claimed row, as the driver hands it over.
+func BenchmarkReadEvent(b *testing.B) {
+	row := []driver.Value{
+		nil, "0190b9a1-6f0e-7c3a-9a52-6f1f3c0f4b11", int64(7), "order", "42", "order.placed", `{"total": 12.50}`,
+		nil, `{"tenant": "a"}`, int64(0), int64(1_770_000_000_000_000), nil, nil,
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if e := eventOf(row, "application/json"); e.Seq != 7 {
+			b.Fatal(e)
+		}
+	}
+}
+
+// BenchmarkSettleArguments is what is made of 500 confirmed events for the statement that marks them.
+func BenchmarkSettleArguments(b *testing.B) {
+	ids := make([]string, 500)
+	for i := range ids {
+		ids[i] = eventNumber(i).ID
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if len(uuidArray(ids)) != 500*37+1 {
+			b.Fatal(len(uuidArray(ids)))
 		}
 	}
 }

@@ -29,6 +29,7 @@ type row struct {
 // table writes a line for each row that has figures. A value is the median of the runs; a ratio is the
 // median of the ratios within each run.
 func (r *recorder) table(w io.Writer, scenarios []scenario) error {
+	var missed []string
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(tw, "scenario\tfigure\tvalue\tspread\tbaseline\tratio\tspread\tgoal\treached")
 	for _, s := range scenarios {
@@ -44,11 +45,19 @@ func (r *recorder) table(w io.Writer, scenarios []scenario) error {
 				ratio = newSpread(ratios(values, base))
 				against = row.baseline + ": " + newSpread(base).middle()
 			}
+			reached := row.goal.reached(value, ratio)
+			if reached == "no" {
+				missed = append(missed, s.name+": "+row.what)
+			}
 			fmt.Fprintf(tw, "%s\t%s\t%s %s\t%s\t%s\t%s\t%s\t%s\t%s\n", s.name, row.what, value.middle(), row.unit, value,
-				against, ratio.middle(), ratio, row.goal, row.goal.reached(value, ratio))
+				against, ratio.middle(), ratio, row.goal, reached)
 		}
 	}
-	return tw.Flush()
+	if err := tw.Flush(); err != nil || len(missed) == 0 {
+		return err
+	}
+	_, err := fmt.Fprintf(w, "\nnot reached: %s\nwhy, by profiles, and what was tried: docs/benchmarks.md, \"What keeps the missed goals away\"\n", strings.Join(missed, "; "))
+	return err
 }
 
 // spread sums up the runs of a figure.
