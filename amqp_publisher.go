@@ -131,10 +131,7 @@ func (p *AMQPPublisher) connect(ctx context.Context, host int) (*amqpSession, in
 		p.setLink(Link{Err: err})
 		return nil, 0, err
 	}
-	exchange := "" // one that differs between events cannot be declared beforehand
-	if p.mapper.exchange.static() {
-		exchange = p.cfg.AMQPExchange
-	}
+	exchange, _ := p.mapper.staticExchange() // one that differs between events cannot be declared beforehand
 	s, err := dialAMQP(ctx, urls[host%len(urls)], p.cfg, exchange, p.maxInFlight(), p.onBlocked)
 	if err != nil {
 		err = fmt.Errorf("connect to %s: %w", serverurl.RedactAMQP(urls[host%len(urls)]), err)

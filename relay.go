@@ -167,7 +167,7 @@ func runRelay(ctx context.Context, cfg Config, log *slog.Logger, m *Metrics, h *
 	}
 	listener := NewListener(cfg, log, m, notified, reconnected)
 	backlog := NewBacklog(cfg, log, m)
-	retention, err := NewRetention(cfg, log, m)
+	retention, err := NewRetention(cfg, log, m, store.Leased)
 	if err != nil {
 		return err
 	}

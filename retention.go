@@ -66,6 +66,7 @@ func (c Config) keep() (time.Duration, error) {
 type Retention struct {
 	cfg     Config
 	keep    time.Duration // 0: nothing to do
+	working func() bool
 	log     *slog.Logger
 	metrics *Metrics
 
@@ -73,13 +74,14 @@ type Retention struct {
 	blocks int64 // to look at in one statement
 }
 
-// NewRetention makes a Retention; it connects to nothing.
-func NewRetention(cfg Config, log *slog.Logger, m *Metrics) (*Retention, error) {
+// NewRetention makes a Retention; it connects to nothing. It deletes while working says that this relay works the outbox:
+// one that stands by, or was not let in yet, keeps away from the table.
+func NewRetention(cfg Config, log *slog.Logger, m *Metrics, working func() bool) (*Retention, error) {
 	keep, err := cfg.keep()
 	if err != nil {
 		return nil, err
 	}
-	return &Retention{cfg: cfg, keep: keep, log: log.With(keyServer, PeerPostgres), metrics: m, blocks: 1}, nil
+	return &Retention{cfg: cfg, keep: keep, working: working, log: log.With(keyServer, PeerPostgres), metrics: m, blocks: 1}, nil
 }
 
 // Run deletes until ctx is done. It returns at once when RETENTION is off or immediate.
@@ -91,6 +93,10 @@ func (r *Retention) Run(ctx context.Context) {
 	period := max(retentionMinPeriod, r.keep/retentionParts)
 	began := time.Now()
 	for ctx.Err() == nil {
+		if !r.working() {
+			sleep(ctx, beatInterval)
+			continue
+		}
 		finished, err := r.pass(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -136,7 +142,7 @@ func (r *Retention) pass(ctx context.Context) (finished bool, err error) {
 	}
 
 	var deleted int64
-	for r.next < end && time.Since(began) < retentionPassTime && ctx.Err() == nil {
+	for r.next < end && time.Since(began) < retentionPassTime && r.working() && ctx.Err() == nil {
 		rows := min(retentionRowsPerBlock*r.blocks, retentionMaxRows)
 		from, to := fmt.Sprintf("(%d,0)", r.next), fmt.Sprintf("(%d,0)", r.next+r.blocks)
 		var n, last int64

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -22,7 +23,7 @@ func newTestRetention(t *testing.T, dsn string) *Retention {
 	t.Helper()
 	cfg := validConfig(t)
 	cfg.DatabaseURL, cfg.Retention = dsn, "1h"
-	r, err := NewRetention(cfg, slog.New(slog.DiscardHandler), newMetrics(prometheus.NewRegistry()))
+	r, err := NewRetention(cfg, slog.New(slog.DiscardHandler), newMetrics(prometheus.NewRegistry()), func() bool { return true })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -297,4 +298,29 @@ func TestRetentionBesideTheRelay(t *testing.T) {
 	if got := countKinds(t, db)["new"]; got != 10 {
 		t.Errorf("of 10 new events %d are left, want all: they were processed just now", got)
 	}
+}
+
+// A relay that stands by, or was refused, does not touch the table.
+func TestRetentionWaitsForTheRelayToWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log syncBuffer
+		cfg := validConfig(t)
+		cfg.DatabaseURL, cfg.Retention = "postgres://nobody@127.0.0.1:1/none?sslmode=disable", "1h"
+		r, err := NewRetention(cfg, slog.New(slog.NewTextHandler(&log, nil)), newMetrics(prometheus.NewRegistry()), func() bool { return false })
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			r.Run(ctx)
+		}()
+		time.Sleep(time.Hour)
+		stop()
+		<-ended
+		if log.String() != "" {
+			t.Errorf("it tried:\n%s", log.String())
+		}
+	})
 }
