@@ -125,7 +125,7 @@ func (r *Retention) pass(ctx context.Context) (finished bool, err error) {
 		return false, err
 	}
 	defer func() { _ = conn.Close() }() // into a pool that is closed next, which ends the session and the lock
-	if _, err := conn.ExecContext(ctx, sqlfiles.Session("setup")+sqlfiles.Retention("setup")); err != nil {
+	if _, err := conn.ExecContext(ctx, sqlfiles.Session("setup")); err != nil {
 		return false, err
 	}
 	var table, end int64

@@ -108,7 +108,7 @@ func TestRetentionReadsOnlyItsBlocks(t *testing.T) {
 	testenv.MustExec(t, db, sqlfiles.Schema)
 	testenv.MustExec(t, db, "ANALYZE outbox_events") // statistics of an empty table
 	insertKind(t, db, 20_000, "old", ", processed_at", ", now() - interval '2 hours'")
-	tx := testenv.Begin(t, db, sqlfiles.Session("setup")+sqlfiles.Retention("setup"))
+	tx := testenv.Begin(t, db, sqlfiles.Session("setup"))
 	testenv.MustExec(t, tx, "PREPARE retention AS "+sqlfiles.Retention("delete"))
 	plan := explain(t, tx, "EXECUTE retention ('(8,0)', '(16,0)', 3600000, 1000)")
 	if !strings.Contains(plan, "Tid Range Scan on outbox_events") || strings.Contains(plan, "Seq Scan") || strings.Contains(plan, "Index") {

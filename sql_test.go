@@ -227,7 +227,6 @@ func TestRolesHaveTheRightsTheyNeed(t *testing.T) {
 			}
 		}
 	}
-	testenv.MustExec(t, tx, sqlfiles.Retention("setup"))
 	explainAny(t, tx, sqlfiles.Retention("table"))
 	explainAny(t, tx, sqlfiles.Retention("delete"))
 	if err := tx.Rollback(); err != nil {

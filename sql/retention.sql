@@ -1,10 +1,6 @@
 -- What deletes processed events once they are older than RETENTION, each statement in a section
 -- of its own. It runs in a session of its own, after the settings of session.sql.
 
--- section: setup
--- A deletion that a crash of the server undoes is simply done again, so no flush is waited for.
-SET synchronous_commit = off;
-
 -- section: table
 -- Which table it is, and how many blocks there are to walk.
 SELECT c.oid::bigint, pg_relation_size(c.oid) / current_setting('block_size')::bigint

@@ -11,10 +11,6 @@
 --   $7    why; empty leaves what is there                      text[]
 --   $8  return only when it is on disk                         boolean
 --
--- The commit need not be on disk for the events to be safe: should PostgreSQL itself crash within
--- the next three wal_writer_delay (0.6 s), they are pending again and are sent again. Not to wait
--- for the disk leaves more of it to the writers, and the relay free for the next event.
---
 -- By the primary key. Never marks a row twice, and counts no failure that somebody else has
 -- counted or forgiven meanwhile: whoever woke up late changes nothing. {{if .SkipLocked}}Rows that another session
 -- has locked are passed over.{{else}}It waits for a locked row as long as lock_timeout allows.{{end}}
@@ -44,4 +40,4 @@ WITH confirmed AS (
     RETURNING e.id
 )
 SELECT (SELECT count(*) FROM confirmed), ARRAY(SELECT id::text FROM failed),
-       CASE WHEN NOT $8::boolean THEN set_config('synchronous_commit', 'off', true) END -- until the end of this transaction
+       CASE WHEN $8::boolean THEN set_config('synchronous_commit', 'on', true) END -- until the end of this transaction

@@ -9,7 +9,8 @@ import (
 	"outbox-relay/internal/testenv"
 )
 
-// scenarios returns all that can be measured. Those that take long are optional: only -only runs them.
+// scenarios returns all that can be measured. Those behind figures that are promised run unless -only chooses others, what
+// takes minutes once; the others are optional.
 func scenarios(srv *servers, rates []int) []scenario {
 	var all []scenario
 	for _, rate := range rates {
@@ -126,7 +127,7 @@ func tables(b batch) scenario {
 	relay := startRelay()
 	some := *rows / 10
 	return scenario{
-		name: "tables", optional: true,
+		name: "tables", once: true,
 		variants: []variant{
 			{"empty", backlog{batch: b, start: relay}.measure},
 			{"processed rows", backlog{batch: b, start: relay, prepare: processedRows(*rows)}.measure},
@@ -147,7 +148,7 @@ func recoveries() scenario {
 	if !*full {
 		outage = time.Second
 	}
-	s := scenario{name: "recovery", optional: true, variants: []variant{
+	s := scenario{name: "recovery", once: true, variants: []variant{
 		{"leader killed", recovery(leaderKilled, 0)},
 		{"broker back", recovery(brokerRestarted, outage)},
 		{"database back", recovery(databaseRestarted, outage)},
@@ -164,7 +165,7 @@ func idling() scenario {
 		length = 3 * time.Second
 	}
 	return scenario{
-		name: "idle", optional: true, once: true, variants: []variant{{"relay", idle(length)}},
+		name: "idle", once: true, variants: []variant{{"relay", idle(length)}},
 		rows: []row{
 			{"transactions of an idle relay", "1/s", "transactions", "relay", "", goal{}},
 			{"CPU of an idle relay", "ms/s", "cpu_ms", "relay", "", goal{}},
