@@ -97,6 +97,9 @@ func TestReport(t *testing.T) {
 		"scenario figure value spread baseline ratio spread goal reached",
 		"drain drain 9500 events/s 9000..9900 ceiling: 10000 0.97 0.95..0.99 at least 0.95 x yes",
 		"drain CPU 14.0 us/event 14.0..20.0 at most 13.0 no",
+		"",
+		"not reached: drain: CPU",
+		`why, by profiles, and what was tried: docs/benchmarks.md, "What keeps the missed goals away"`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("table (-want +got):\n%s", diff)
