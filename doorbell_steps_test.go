@@ -330,7 +330,7 @@ func TestDoorbellMissesNoWriterAtAnyStepOfFallingAsleep(t *testing.T) {
 func TestDoorbellMissesNoWriterWhileAwakeByChoice(t *testing.T) {
 	r := newStepRig(t, 20*time.Millisecond)
 	for i := range 64 {
-		first := 37 * i % 150 // the polls of a tenth of a second, and the sleep
+		first := 37 * i % 300 // the polls, one a millisecond, of two windows of rateWindow, and the sleep
 		r.round(t, stepWriters[i%len(stepWriters)], first, first+11*i%30, func() {}, r.write(t, r.db), r.write(t, r.db), r.write(t, r.db))
 	}
 	r.visited(t, "released", "tried: true", "tried: false")

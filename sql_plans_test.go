@@ -37,6 +37,10 @@ func TestPlansFollowTheIndexesWithAnyStatistics(t *testing.T) {
 			}
 			tx := testenv.Begin(t, db, sqlfiles.Session("setup")) // one session
 
+			testenv.MustExec(t, tx, "PREPARE few AS "+sqlfiles.ClaimFew("jsonb"))
+			wantPlan(t, "claim few", explain(t, tx, "EXECUTE few(0, 16, 2000, true)"),
+				[]string{"using outbox_events_fresh", "using outbox_events_retry", "using outbox_events_blocking"},
+				"Seq Scan on outbox_events", "Bitmap", "Sort", "Parallel")
 			for _, ordered := range []bool{true, false} {
 				testenv.MustExec(t, tx, "PREPARE claim AS "+sqlfiles.Claim(ordered, false, "jsonb"))
 				args := "0, 1000, 16777216, 16777216, '{00000000-0000-0000-0000-000000000001}'"

@@ -70,6 +70,8 @@ type WorkingSession struct {
 	db          *sql.DB
 	conn        *sql.Conn
 	claim       driver.Stmt
+	claimFew    driver.Stmt // nil when unordered
+	declined    time.Time   // when it last could not do
 	settle      driver.Stmt
 	table       uint32 // oid of outbox_events
 	payloadType string // of the column, as PostgreSQL spells it
@@ -131,6 +133,11 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	}
 	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), false, payloadType.String)); err != nil {
 		return err
+	}
+	if s.ordered() {
+		if s.claimFew, err = s.prepare(sqlfiles.ClaimFew(payloadType.String)); err != nil {
+			return err
+		}
 	}
 	s.settle, err = s.prepare(sqlfiles.Settle(s.st.cfg.Retention == retentionImmediate, false))
 	return err

@@ -1,9 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"database/sql/driver"
 	"testing"
 	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
 
 	"outbox-relay/internal/testenv"
 )
@@ -70,6 +73,100 @@ func TestEventThatCanNeverBeSentIsDeadWhateverItsCreatedAt(t *testing.T) {
 		if n := testenv.QueryInt(t, db, "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL AND retry_after IS NULL"); n != 1 {
 			t.Errorf("created_at %s: no dead letter", created)
 		}
+	}
+}
+
+// The two ways to claim find the same, whatever lies in the outbox, and the short one is taken where it
+// should: when few events are small and none has failed.
+func TestBothClaimsFindTheSame(t *testing.T) {
+	const fill = `INSERT INTO outbox_events (aggregate_type, aggregate_id, event_type, payload, headers, attempts, processed_at, retry_after, dead_at, last_error)
+		SELECT 'order', (i % 5)::text, 'test', to_jsonb(i), CASE WHEN i % 4 = 0 THEN '{"tenant": "a"}'::jsonb END, i % 3,
+		       CASE WHEN i % 3 = 0 THEN now() END, NULL, NULL, CASE WHEN i = 7 THEN 'rejected: the broker closed the channel: 406' END
+		FROM generate_series(1, 24) i;
+		UPDATE outbox_relay_state SET released = 3;
+		ALTER TABLE outbox_events ALTER seq DROP IDENTITY`
+	const plain = `ALTER TABLE outbox_events ALTER payload SET STORAGE EXTERNAL, ALTER headers SET STORAGE EXTERNAL;`
+	for name, tt := range map[string]struct {
+		change   string
+		hold     bool
+		limit    int
+		bytes    int64
+		maxBytes int64
+		few      bool // the short one does it
+	}{
+		"little to do":                          {few: true},
+		"nothing to do":                         {change: `UPDATE outbox_events SET processed_at = now()`, few: true},
+		"old rows of one seq":                   {change: `UPDATE outbox_events SET seq = 0`, few: true},
+		"created at no time":                    {change: `UPDATE outbox_events SET created_at = 'infinity'`, few: true},
+		"an old dead letter":                    {change: `UPDATE outbox_events SET dead_at = now() WHERE seq = 4`, few: true},
+		"a dead letter that holds":              {change: `UPDATE outbox_events SET dead_at = now() WHERE seq = 4`, hold: true},
+		"a failure that is due":                 {change: `UPDATE outbox_events SET retry_after = now() - interval '1 s' WHERE seq = 4`},
+		"a failure that is not due":             {change: `UPDATE outbox_events SET retry_after = now() + interval '1 h' WHERE seq = 4`},
+		"many":                                  {change: `UPDATE outbox_events SET processed_at = NULL`},
+		"a payload as large as a row holds":     {change: `UPDATE outbox_events SET payload = to_jsonb(repeat('x', 1900))`, few: true},
+		"a payload that compresses well":        {change: `UPDATE outbox_events SET payload = to_jsonb(repeat('x', 50000)) WHERE seq = 8`, few: true},
+		"a payload that does not":               {change: plain + `UPDATE outbox_events SET payload = to_jsonb(repeat('x', 5000)) WHERE seq = 8`},
+		"large headers":                         {change: plain + `UPDATE outbox_events SET headers = jsonb_build_object('h', repeat('x', 5000)) WHERE seq = 8`},
+		"more bytes than may be claimed":        {change: `UPDATE outbox_events SET payload = to_jsonb(repeat('x', 500))`, bytes: 1000},
+		"a payload over the limit of a message": {change: `UPDATE outbox_events SET payload = to_jsonb(repeat('x', 1500)) WHERE seq = 8`, maxBytes: 1000},
+		"a small limit":                         {limit: 2},
+		"no state row":                          {change: `DELETE FROM outbox_relay_state`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dsn, db := testenv.OpenDatabase(t)
+			migrated(t, dsn)
+			testenv.MustExec(t, db, fill)
+			s := openSession(t, dsn, orderingAggregate)
+			testenv.MustExec(t, db, tt.change)
+			s.st.cfg.AMQPMaxMessageBytes = cmp.Or(tt.maxBytes, 1<<20)
+			if tt.hold {
+				s.st.cfg.OnDeadLetter = onDeadLetterHold
+			}
+			for _, mark := range []int64{-1, 3, 20} {
+				q := ClaimQuery{Mark: mark, Limit: cmp.Or(tt.limit, 1000), Bytes: cmp.Or(tt.bytes, 1<<20)}
+				for _, inHand := range []int{0, 2} {
+					want, err := s.queryClaim(s.claim, q)
+					if err != nil {
+						t.Fatal(err)
+					}
+					got, few := Claim{}, false
+					if s.mayBeFew(q) {
+						if got, few, err = s.queryFew(q); err != nil {
+							t.Fatal(err)
+						}
+					}
+					if mark < 20 && few != tt.few { // behind 20 there is nothing that would be too much
+						t.Errorf("from %d, %d in hand: the short claim does it = %v, want %v", mark, inHand, few, tt.few)
+					}
+					if diff := gocmp.Diff(want, got); few && diff != "" {
+						t.Errorf("from %d, %d in hand: the short claim differs (-long +short):\n%s", mark, inHand, diff)
+					}
+					for _, e := range want.Events[:min(2, len(want.Events))] {
+						q.InHand = append(q.InHand, e.ID)
+					}
+				}
+			}
+		})
+	}
+}
+
+// A busy outbox is not asked twice each time.
+func TestAfterManyEventsTheShortClaimRests(t *testing.T) {
+	dsn, db := testenv.OpenDatabase(t)
+	migrated(t, dsn)
+	s := openSession(t, dsn, orderingAggregate)
+	for range few + 1 {
+		testenv.InsertEvent(t, db)
+	}
+	q := ClaimQuery{Mark: -1, Limit: 1000, Bytes: 1 << 20}
+	if !s.mayBeFew(q) {
+		t.Error("the short claim is not asked first")
+	}
+	if c, err := s.Claim(q); err != nil || len(c.Events) != few+1 {
+		t.Fatalf("claim = %d events, %v", len(c.Events), err)
+	}
+	if s.mayBeFew(q) {
+		t.Error("the short claim is asked again at once")
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 var (
 	//go:embed claim.sql
 	claim string
+	//go:embed claim_few.sql
+	claimFew string
 	//go:embed settle.sql
 	settle string
 	//go:embed session.sql
@@ -42,6 +44,12 @@ func Claim(ordered, blind bool, payloadType string) string {
 		Ordered, Blind       bool
 		Payload, PayloadType string
 	}{ordered, blind, payload, payloadType})
+}
+
+// ClaimFew is claim_few.sql, for an ordered outbox whose payload column has this type. Prepare it: it has
+// parameters.
+func ClaimFew(payloadType string) string {
+	return fill(claimFew, struct{ Payload string }{payloadAs(payloadType)})
 }
 
 // payloadAs is the payload in the form in which its bytes go out.
