@@ -41,7 +41,7 @@ func (r *Relay) take(res Result) {
 		if res.Outcome.CountsAttempt() {
 			r.metrics.CountFailed(e.EventType)
 		}
-		r.log.Warn("event not published: "+res.Outcome.String(), append(eventAttrs(e), keyReason, res.Reason)...)
+		r.logFailure(res)
 	}
 	if len(r.done) == 0 {
 		r.doneSince = time.Now()
@@ -50,6 +50,18 @@ func (r *Relay) take(res Result) {
 	if res.Outcome != Confirmed {
 		r.failures++
 	}
+}
+
+// logFailure says that an event was not published, and what becomes of it.
+func (r *Relay) logFailure(res Result) {
+	e, f := res.Event, r.failure(res)
+	attrs := append(eventAttrs(e), keyReason, res.Reason)
+	old := !e.CreatedAt.IsZero() && time.Since(e.CreatedAt)+r.session.ClockAhead() >= f.DeadAfter
+	if f.Dead && (old || f.DeadAfter == 0) {
+		r.log.Error("event not published: "+res.Outcome.String()+", and given up: it is a dead letter now", attrs...)
+		return
+	}
+	r.log.Warn("event not published: "+res.Outcome.String(), append(attrs, "retry_within", r.retryDelay(f))...)
 }
 
 // drop forgets an event that was in hand.
@@ -167,12 +179,17 @@ func (r *Relay) failure(res Result) Failure {
 	if res.Outcome == Nacked { // a full queue is a condition that passes
 		f.DeadAfter = r.cfg.DeadAfter
 	}
-	f.Retry = retryDelay(r.cfg.RetryBase, r.cfg.RetryMax, max(f.Attempts, r.lates[e.ID], 1))
+	f.Retry = r.retryDelay(f)
+	f.Retry -= time.Duration(mathrand.Int64N(int64(f.Retry)/5 + 1)) // so that failures of one moment spread
 	return f
 }
 
-// retryDelay is how long after its nth failure an event is tried again: base doubled n-1 times,
-// at most longest, less up to a fifth so that failures of one moment spread.
+// retryDelay is how long after a failure its event is tried again at the latest.
+func (r *Relay) retryDelay(f Failure) time.Duration {
+	return retryDelay(r.cfg.RetryBase, r.cfg.RetryMax, max(f.Attempts, r.lates[f.Event.ID], 1))
+}
+
+// retryDelay is base doubled n-1 times, at most longest.
 func retryDelay(base, longest time.Duration, n int) time.Duration {
 	d := longest
 	if n <= 40 { // 2^39 times anything reasonable is over any limit
@@ -180,5 +197,5 @@ func retryDelay(base, longest time.Duration, n int) time.Duration {
 			d = min(doubled, longest)
 		}
 	}
-	return d - time.Duration(mathrand.Int64N(int64(d)/5+1))
+	return d
 }

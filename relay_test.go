@@ -793,9 +793,14 @@ func TestRetryDelayDoublesWithinItsBounds(t *testing.T) {
 		if n <= 6 {
 			want = time.Second << (n - 1)
 		}
+		if d := retryDelay(time.Second, time.Minute, n); d != want {
+			t.Errorf("delay after failure %d = %v, want %v", n, d, want)
+		}
+		r := &Relay{cfg: Config{RetryBase: time.Second, RetryMax: time.Minute, MaxAttempts: 1000}}
 		for range 20 {
-			if d := retryDelay(time.Second, time.Minute, n); d > want || d < want-want/5 {
-				t.Fatalf("delay after failure %d = %v, want %v less a fifth at most", n, d, want)
+			f := r.failure(Result{Event: &Event{Attempts: n - 1}, Outcome: Returned})
+			if f.Retry > want || f.Retry < want-want/5 {
+				t.Fatalf("retry after failure %d = %v, want %v less a fifth at most", n, f.Retry, want)
 			}
 		}
 	}

@@ -20,6 +20,8 @@ func TestReturnedEventIsDeliveredOnceItHasAQueue(t *testing.T) {
 		o.insertNeighbours(t, 50)
 
 		r := o.waitRow(t, id, "failed twice", func(r row) bool { return r.attempts >= 2 })
+		p.WaitLog(t, patience, `"attempt":2,"reason":"312 NO_ROUTE`)
+		p.WaitLog(t, patience, `"retry_within":"400ms"`)
 		if r.processed || r.dead || !r.wait {
 			t.Errorf("row = %+v, want it to wait for its retry", r)
 		}
@@ -72,7 +74,10 @@ func TestReturnedEventBecomesADeadLetter(t *testing.T) {
 		}
 		wantFailures(t, p, "lost", 4)
 		wantConnectionKept(t, p)
-		wantReason(t, "log", p.Logs(), id, "NO_ROUTE")
+		line := auditLine(t, p.Logs(), "event not published: returned, and given up: it is a dead letter now")
+		if line["level"] != "ERROR" || line["event_id"] != id || line["attempt"] != 4.0 {
+			t.Errorf("log of the dead letter = %v", line)
+		}
 
 		o.bind(t, q, "lost")
 		o.mustOperate(t, "dead-letters", "retry", id)
