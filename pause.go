@@ -49,22 +49,18 @@ func (c pauseCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	if c.Reason != "" {
 		by += ": " + oneLine(c.Reason)
 	}
-	var at time.Time
-	err = o.QueryRowContext(ctx, sqlfiles.Status("pause"), by).Scan(&at)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		var s Status
-		if err := s.readServer(ctx, o); err != nil {
-			return operatorError("pause", err)
-		}
-		if !s.Paused {
-			return errors.New("pause: others change it at the same time: try again")
-		}
-		fmt.Fprintf(std.out, "already paused since %s by %s\n", s.since(*s.PausedSince), s.PausedBy)
+	var since sql.NullTime
+	var before string
+	switch err := o.QueryRowContext(ctx, sqlfiles.Status("pause"), by, c.Reason != "").Scan(&since, &before); {
 	case err != nil:
 		return operatorError("pause", err)
-	default:
+	case !since.Valid:
 		o.audit(std, cfg, "outbox paused", keyReason, c.Reason)
+	case c.Reason != "":
+		fmt.Fprintf(std.out, "already paused since %s by %s; the reason is yours now\n", since.Time.UTC().Format(time.RFC3339), before)
+		o.audit(std, cfg, "reason of the pause replaced", keyReason, c.Reason, "paused_at", since.Time, "paused_by", before)
+	default:
+		fmt.Fprintf(std.out, "already paused since %s by %s\n", since.Time.UTC().Format(time.RFC3339), before)
 	}
 	return o.awaitObedience(ctx, true, std.out)
 }

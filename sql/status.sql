@@ -104,8 +104,13 @@ SELECT coalesce(pg_stat_get_tuples_inserted($1::bigint::oid), 0), coalesce(pg_st
        coalesce(pg_stat_get_tuples_deleted($1::bigint::oid), 0);
 
 -- section: pause
--- $1: by whom. No row: it is paused already, or there is no state.
-UPDATE outbox_relay_state SET paused_at = clock_timestamp(), paused_by = $1 WHERE paused_at IS NULL RETURNING paused_at;
+-- $1: by whom and why; if it is paused already, that is replaced only when $2. Returns since when and by whom it was
+-- paused before.
+WITH before AS MATERIALIZED (SELECT paused_at, paused_by FROM outbox_relay_state FOR UPDATE)
+UPDATE outbox_relay_state s
+SET paused_at = coalesce(before.paused_at, clock_timestamp()),
+    paused_by = CASE WHEN before.paused_at IS NULL OR $2 THEN $1 ELSE before.paused_by END
+FROM before RETURNING before.paused_at, coalesce(before.paused_by, '');
 
 -- section: resume
 -- Returns since when and by whom it was paused. The notification tells the relay at once.

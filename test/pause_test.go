@@ -1,6 +1,7 @@
 package test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -38,6 +39,13 @@ func TestPause(t *testing.T) {
 		wantReason(t, "second pause", said, "already paused since", "the queue moves")
 		if logged != "" {
 			t.Errorf("a pause that changed nothing is logged: %s", logged)
+		}
+
+		said, logged = o.ask(t, nil, "pause", "--reason=the queue moves again")
+		wantReason(t, "pause with another reason", said, "already paused since", "the reason is yours now")
+		wantReason(t, "audit line", logged, "reason of the pause replaced", "the queue moves again")
+		if s := o.status(t); !strings.HasSuffix(s.By, "the queue moves again") {
+			t.Errorf("paused by %q", s.By)
 		}
 
 		first.Kill(t)
