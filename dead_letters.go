@@ -86,10 +86,11 @@ type deadLettersList struct {
 func (*deadLettersList) uses(setting string) bool { return ofDatabase(setting) }
 
 func (c *deadLettersList) faults() []fault {
+	faults := spanFault(c.Filter.Since, c.Filter.Until)
 	if c.Limit < 0 {
-		return []fault{{"--limit", fmt.Sprintf("%d is below 0", c.Limit)}}
+		faults = append(faults, fault{"--limit", fmt.Sprintf("%d is below 0", c.Limit)})
 	}
-	return nil
+	return faults
 }
 
 // deadLetter is a line of the list.

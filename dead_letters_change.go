@@ -50,7 +50,7 @@ func (*deadLetterChange) uses(setting string) bool {
 }
 
 func (c *deadLetterChange) faults() []fault {
-	faults := rateFault(c.Rate)
+	faults := append(rateFault(c.Rate), spanFault(c.Filter.Since, c.Filter.Until)...)
 	filtered := len(c.Filter.attrs()) > 0
 	if c.All && filtered {
 		faults = append(faults, fault{"--all", "given together with ids or a filter"})
@@ -108,7 +108,7 @@ func (c *deadLetterChange) change(ctx context.Context, cfg Config, std stdio, ve
 		run.after, run.total = [5]any{}, run.count+left
 		err = run.work(ctx, std, c.Rate)
 	}
-	o.audit(std, cfg, "dead letters "+done, keyCount, run.count, "ids", run.ids)
+	o.auditEnd(std, cfg, err, "dead letters "+done, keyCount, run.count, "ids", run.ids)
 	if err != nil {
 		return fmt.Errorf("%d of %s %s; the same command goes on with the rest: %w", run.count, deadLetters(total), done, err)
 	}

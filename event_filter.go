@@ -127,6 +127,17 @@ var errUnconfirmed = errors.New("nothing was done: repeat the command with --yes
 // checked is a command that has more to check in its flags than their form.
 type checked interface{ faults() []fault }
 
+// spanFault checks that a span of time has a length.
+func spanFault(since, until moment) []fault {
+	now := time.Now()
+	from, isFrom := since.before(now).(time.Time)
+	to, isTo := until.before(now).(time.Time)
+	if isFrom && isTo && !from.Before(to) {
+		return []fault{{"--until", fmt.Sprintf("%s is not after --since, %s", until.text(), since.text())}}
+	}
+	return nil
+}
+
 // rateFault checks a number of events a second.
 func rateFault(rate int) []fault {
 	const most = 100_000

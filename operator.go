@@ -136,11 +136,22 @@ func operatorError(doing string, err error) error {
 // audit writes down a change of state: who did what, and to how many. It is a log line like the
 // relay's own, and is written whatever LOG_LEVEL says.
 func (o *operator) audit(std stdio, cfg Config, what string, args ...any) {
+	o.auditEnd(std, cfg, nil, what, args...)
+}
+
+// auditEnd is audit for what may have ended early by an error: the line is one of level ERROR then.
+func (o *operator) auditEnd(std stdio, cfg Config, ended error, what string, args ...any) {
 	log, err := newLogger(std.err, slog.LevelInfo.String(), cfg.LogFormat)
 	if err != nil {
 		return // LOG_FORMAT was checked
 	}
-	log.Info(what, append([]any{"command", o.command, "schema", o.schema, "by", o.who()}, args...)...)
+	level := slog.LevelInfo
+	args = append([]any{"command", o.command, "schema", o.schema, "by", o.who()}, args...)
+	if ended != nil {
+		level = slog.LevelError
+		args = append(args, keyErr, ended)
+	}
+	log.Log(context.Background(), level, what, args...)
 }
 
 // who names the person as far as it can be known.

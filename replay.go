@@ -43,7 +43,7 @@ func (*replayCommand) uses(setting string) bool {
 }
 
 func (c *replayCommand) faults() []fault {
-	faults := rateFault(c.Rate)
+	faults := append(rateFault(c.Rate), spanFault(c.Since, c.Until)...)
 	if c.After < 0 {
 		faults = append(faults, fault{"--after", fmt.Sprintf("%d is no place in the outbox", c.After)})
 	}
@@ -73,7 +73,10 @@ func (c *replayCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	if err != nil {
 		return err
 	}
-	if len(positions) == 0 {
+	switch {
+	case len(positions) == 0 && len(c.Filter.IDs) > 0:
+		return errors.New("nothing was sent: no published event that is still in the table has the ids given; `outbox-relay dead-letters show ID` says what became of an event")
+	case len(positions) == 0:
 		fmt.Fprintln(std.out, "no published event matches; what RETENTION has deleted cannot be sent again")
 		return nil
 	}
@@ -96,7 +99,7 @@ func (c *replayCommand) run(ctx context.Context, cfg Config, std stdio) error {
 	}
 	o.audit(std, cfg, "replay", append(c.attrs(), "after", c.After, keyCount, len(positions), "exchange", cfg.AMQPExchange)...)
 	err = r.work(ctx, std, positions)
-	o.audit(std, cfg, "replayed", keyCount, r.sent, "up_to_seq", r.upTo)
+	o.auditEnd(std, cfg, err, "replayed", keyCount, r.sent, "up_to_seq", r.upTo)
 	if err != nil {
 		goOn := fmt.Sprintf("the same command with --after=%d goes on", max(r.upTo, c.After))
 		if r.sent > 0 && r.upTo == 0 { // rows from before there was a seq all have 0
@@ -220,10 +223,12 @@ func (r *replay) connect(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	cfg := r.cfg
+	cfg.AMQPDeclare = false // a name that was mistyped must not become an exchange
 	exchange, _ := r.mapper.staticExchange()
 	var errs []error
 	for _, url := range urls {
-		r.session, err = dialAMQP(ctx, url, r.cfg, exchange, replayPortion, func(amqp.Blocking) {})
+		r.session, err = dialAMQP(ctx, url, cfg, exchange, replayPortion, func(amqp.Blocking) {})
 		if err == nil {
 			return nil
 		}

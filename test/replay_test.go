@@ -1,6 +1,7 @@
 package test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"syscall"
@@ -126,10 +127,12 @@ func TestReplayChoosesByIDAndTime(t *testing.T) {
 		{[]string{"--since=4h", "--until=2h", "--after=2"}, "2 events, from seq 3,"},
 		{[]string{ids[6]}, "1 event, from seq 7,"},
 		{[]string{"--aggregate-id=nobody"}, "no published event matches"},
-		{[]string{ids[9]}, "no published event matches"},
 	} {
 		stdout, _ := o.mustOperate(t, slices.Concat([]string{"replay", "--dry-run"}, tc.args)...)
 		wantReason(t, strings.Join(tc.args, " "), stdout, tc.want)
+	}
+	if code, _, stderr := o.operate(t, "replay", ids[9]); code != 1 || !strings.Contains(stderr, "no published event") {
+		t.Errorf("an id that is none of a published event: exit code %d, %s", code, stderr)
 	}
 	stdout, _ := o.mustOperate(t, "replay", ids[6]) // one needs no --yes
 	wantReason(t, "output", stdout, "1 event sent again")
@@ -152,11 +155,12 @@ func TestReplayStopsAtTheFirstFailure(t *testing.T) {
 		want string
 	}{
 		"no queue":          {[]string{"--amqp-exchange=", "--amqp-routing-key=nobody"}, "returned by the broker: 312 NO_ROUTE"},
-		"no exchange":       {[]string{"--amqp-exchange=missing", "--no-amqp-declare"}, "no exchange 'missing'"},
+		"no exchange":       {[]string{"--amqp-exchange=missing"}, "no exchange 'missing'"},
 		"a missing header":  {[]string{"--amqp-routing-key={header.region}"}, "region"},
 		"another broker":    {[]string{"--amqp-url=amqp://relay:hunter2@127.0.0.1:1/"}, "connect to amqp://relay@127.0.0.1:1/"},
 		"nothing is meant":  {nil, "--all"},
 		"a strange filter":  {[]string{"--since=yesterday"}, "--since"},
+		"an empty span":     {[]string{"--since=1h", "--until=2h"}, "--until: 2h0m0s ago is not after --since, 1h0m0s ago"},
 		"a negative --rate": {[]string{"--rate=-1"}, "--rate"},
 	} {
 		args := append([]string{"replay", "--yes"}, tc.args...)
@@ -165,6 +169,11 @@ func TestReplayStopsAtTheFirstFailure(t *testing.T) {
 		}
 		began := time.Now()
 		code, stdout, stderr := o.operate(t, args...)
+		if name == "no queue" { // it had begun
+			if line := auditLine(t, stderr, "replayed"); line["level"] != "ERROR" || line["count"] != 0.0 || !strings.Contains(fmt.Sprint(line["err"]), "NO_ROUTE") {
+				t.Errorf("audit = %v", line)
+			}
+		}
 		if code == 0 || !strings.Contains(stderr, tc.want) || strings.Contains(stdout+stderr, "hunter2") {
 			t.Errorf("%s: exit code %d, %s%s", name, code, stdout, stderr)
 		}
