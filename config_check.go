@@ -56,7 +56,11 @@ func (c Config) validate(cmd command, read []fault, lookup func(string) (string,
 	faults = slices.Concat(faults, c.conflicts(fine), c.databaseFaults(lookup), c.amqpFaults(), c.httpFaults())
 
 	if c, ok := cmd.(checked); ok {
-		faults = append(faults, c.faults()...)
+		for _, f := range c.faults() {
+			if fine(f.setting) {
+				faults = append(faults, f)
+			}
+		}
 	}
 	faults = slices.DeleteFunc(faults, func(f fault) bool {
 		ofCommand := strings.HasPrefix(f.setting, "--") || strings.HasPrefix(f.setting, "<")

@@ -110,12 +110,18 @@ func usageError(err error) error {
 	return errors.New("command line: not understood, see -h")
 }
 
-// environment resolves a flag by its variable.
+// environment resolves a flag by its variable, unless the same setting was given as a flag in its other form: as
+// a value or as a file that holds it.
 func environment(environ []string) kong.ResolverFunc {
 	values := environMap(environ)
-	return func(_ *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
+	return func(ctx *kong.Context, _ *kong.Path, flag *kong.Flag) (any, error) {
 		if len(flag.Envs) == 0 {
 			return nil, nil
+		}
+		for _, p := range ctx.Path {
+			if p.Flag != nil && !p.Resolved && (p.Flag.Name == flag.Name+"-file" || p.Flag.Name+"-file" == flag.Name) {
+				return nil, nil
+			}
 		}
 		v, ok := values[flag.Envs[0]]
 		if !ok || v == "" && flag.Tag.Get("empty") != "value" {

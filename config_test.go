@@ -133,6 +133,24 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// A secret that is given as a flag, as value or as file, wins over both of its variables.
+func TestASecretAsFlagWinsOverBothItsVariables(t *testing.T) {
+	for _, tt := range []struct {
+		arg, variable string
+		value, file   string // of DATABASE_URL
+	}{
+		{"--database-url=a", "DATABASE_URL_FILE=b", "a", ""},
+		{"--database-url-file=a", "DATABASE_URL=b", "", "a"},
+		{"--database-url=a", "DATABASE_URL=b", "a", ""},
+		{"--batch-size=1", "DATABASE_URL_FILE=b", "", "b"},
+	} {
+		_, cfg, faults, err := parseConfig([]string{tt.arg}, []string{tt.variable, "AMQP_URL_FILE=c"}, io.Discard)
+		if err != nil || len(faults) > 0 || cfg.DatabaseURL != tt.value || cfg.DatabaseURLFile != tt.file || cfg.AMQPURLFile != "c" {
+			t.Errorf("%s, %s: %q and file %q, %v %v", tt.arg, tt.variable, cfg.DatabaseURL, cfg.DatabaseURLFile, faults, err)
+		}
+	}
+}
+
 func TestEveryFaultIsReportedAtOnce(t *testing.T) {
 	environ := []string{
 		"RETRY_BASE=5", "BATCH_SIZE=many", "AMQP_DECLARE=maybe", "ORDERING=x", "MAX_ATTEMPTS=0", "PGCHANNELBINDING=require",
@@ -217,6 +235,13 @@ func TestCommandsNeedOnlyTheirSettings(t *testing.T) {
 		{"replay --all", []string{"DATABASE_URL", "AMQP_URL"}},
 		{"replay --rate=0 --after=-1", []string{"DATABASE_URL", "AMQP_URL", "--rate", "--after", "--all"}},
 		{"dead-letters retry --all", []string{"DATABASE_URL"}},
+		{"dead-letters list --since=1h --until=2h", []string{"DATABASE_URL", "--until"}},
+		{"dead-letters retry --since=2026-01-31T14:00:00Z --until=2026-01-31T14:00:00Z", []string{"DATABASE_URL", "--until"}},
+		{"dead-letters list --since=2h --until=1h", []string{"DATABASE_URL"}},
+		{"status --interval=9s", []string{"DATABASE_URL", "--interval"}},
+		{"status --watch --interval=1", []string{"DATABASE_URL", "--interval"}},
+		{"status --watch --interval=0s", []string{"DATABASE_URL", "--interval"}},
+		{"status --watch --interval=9s", []string{"DATABASE_URL"}},
 		{"dead-letters discard --rate=0 7", []string{"DATABASE_URL", "<id>", "--rate"}},
 		{"healthcheck", []string{"HTTP_ADDR"}},
 		{"version", nil},

@@ -31,9 +31,9 @@ const (
 
 // statusCommand shows how the outbox is.
 type statusCommand struct {
-	JSON     bool          `name:"json" help:"Print a JSON object instead of a table; with --watch one a line."`
-	Watch    bool          `name:"watch" help:"Keep looking until interrupted."`
-	Interval time.Duration `name:"interval" default:"5s" help:"Pause between looks with --watch, 1s at least."`
+	JSON     bool           `name:"json" help:"Print a JSON object instead of a table; with --watch one a line."`
+	Watch    bool           `name:"watch" help:"Keep looking until interrupted."`
+	Interval *time.Duration `name:"interval" placeholder:"5s" help:"Pause between looks with --watch, 1s at least; 5s by default."`
 }
 
 func (statusCommand) uses(setting string) bool {
@@ -41,13 +41,22 @@ func (statusCommand) uses(setting string) bool {
 }
 
 func (c statusCommand) faults() []fault {
-	if c.Interval < minWatch {
-		return []fault{{"--interval", fmt.Sprintf("%v is under %v", c.Interval, minWatch)}}
+	switch {
+	case c.Interval == nil:
+		return nil
+	case !c.Watch:
+		return []fault{{"--interval", "has no meaning without --watch"}}
+	case *c.Interval < minWatch:
+		return []fault{{"--interval", fmt.Sprintf("%v is under %v", *c.Interval, minWatch)}}
 	}
 	return nil
 }
 
 func (c statusCommand) run(ctx context.Context, cfg Config, std stdio) error {
+	pause := 5 * time.Second
+	if c.Interval != nil {
+		pause = *c.Interval
+	}
 	for {
 		err := c.look(ctx, cfg, std.out)
 		switch {
@@ -58,7 +67,7 @@ func (c statusCommand) run(ctx context.Context, cfg Config, std stdio) error {
 		case err != nil: // an outage is what a person may be watching
 			fmt.Fprintf(std.err, "outbox-relay: %v\n", err)
 		}
-		if sleep(ctx, c.Interval); ctx.Err() != nil {
+		if sleep(ctx, pause); ctx.Err() != nil {
 			return nil
 		}
 	}

@@ -41,6 +41,9 @@ func CheckAMQP(raw string) (faults []string) {
 	if !strings.HasPrefix(raw, "amqp://") && !strings.HasPrefix(raw, "amqps://") {
 		return []string{"the scheme must be amqp:// or amqps://"}
 	}
+	if strings.HasSuffix(raw, ",") {
+		return []string{"ends with a comma, and no URL follows: remove it, or write %2C if it belongs to the virtual host"}
+	}
 	u, bad := parseURL(raw)
 	if bad != "" {
 		return []string{bad}

@@ -37,6 +37,7 @@ func TestCheckAMQPURL(t *testing.T) {
 		{"a bare host", "mq:5672", scheme},
 		{"HTTP", "http://u:hunter2@mq", scheme},
 		{"a capital scheme", "AMQP://u:hunter2@mq", scheme},
+		{"a comma at the end", "amqp://u:hunter2@mq/v,", "ends with a comma, and no URL follows: remove it, or write %2C if it belongs to the virtual host"},
 		{"a space", "amqp://u:p@mq/hunter2 x", "has a space in it; write it as %20"},
 		{"a space in the password", "amqp://u:hunter2 x@mq", "not a URL (invalid userinfo)" + encodeHint},
 		{"a line end", "amqp://u:hunter2\n@mq", "not a URL (invalid control character)" + encodeHint},
