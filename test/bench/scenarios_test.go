@@ -61,10 +61,11 @@ func delays(rate int) scenario {
 	return s
 }
 
-// waking shows what the doorbell is worth at a rate, and whether the relay wakes at the right one.
+// waking shows what the doorbell is worth at a rate, and whether the relay wakes at the right one. A build that
+// always polls may be set against it: one whose wakeShare and sleepShare are -1.
 func waking(rate int) scenario {
 	const doorbell, always = "doorbell", "always notify"
-	return scenario{
+	s := scenario{
 		name: fmt.Sprintf("waking %d/s", rate), optional: true,
 		variants: []variant{
 			{doorbell, delay(rate, startRelay())},
@@ -73,13 +74,20 @@ func waking(rate int) scenario {
 				return startRelay()(t, o)
 			})},
 		},
-		rows: []row{
-			{"commit to consumer, p50", "ms", "p50_ms", doorbell, always, goal{}},
-			{"commit to consumer, p99", "ms", "p99_ms", doorbell, always, goal{}},
-			{"transaction of the writer, p50", "ms", "write_p50_ms", doorbell, always, goal{}},
-			{"transaction of the writer, p99", "ms", "write_p99_ms", doorbell, always, goal{}},
-		},
 	}
+	beside := []string{always}
+	if *against != "" {
+		s.variants = append(s.variants, variant{"other", delay(rate, startOther)})
+		beside = append(beside, "other")
+	}
+	for _, v := range beside {
+		s.rows = append(s.rows,
+			row{"commit to consumer, p50", "ms", "p50_ms", doorbell, v, goal{}},
+			row{"commit to consumer, p99", "ms", "p99_ms", doorbell, v, goal{}},
+			row{"transaction of the writer, p50", "ms", "write_p50_ms", doorbell, v, goal{}},
+			row{"transaction of the writer, p99", "ms", "write_p99_ms", doorbell, v, goal{}})
+	}
+	return s
 }
 
 func draining(b batch) scenario {
