@@ -25,10 +25,7 @@ type configError []fault
 
 func (e configError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "configuration: %d fault", len(e))
-	if len(e) != 1 {
-		b.WriteByte('s')
-	}
+	fmt.Fprintf(&b, "configuration: %s", counted(len(e), "fault"))
 	for _, f := range e {
 		fmt.Fprintf(&b, "\n  %s: %s", f.setting, f.text)
 	}

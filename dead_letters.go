@@ -188,18 +188,11 @@ func (p *deadLetterPrinter) end(messages io.Writer, total int) error {
 	case total == 0:
 		fmt.Fprintln(messages, "no dead letter matches")
 	case p.printed < total:
-		fmt.Fprintf(messages, "%d of %s; --limit=0 prints all\n", p.printed, deadLetters(total))
+		fmt.Fprintf(messages, "%d of %s; --limit=0 prints all\n", p.printed, counted(total, "dead letter"))
 	default:
-		fmt.Fprintln(messages, deadLetters(total))
+		fmt.Fprintln(messages, counted(total, "dead letter"))
 	}
 	return nil
-}
-
-func deadLetters(n int) string {
-	if n == 1 {
-		return "1 dead letter"
-	}
-	return strconv.Itoa(n) + " dead letters"
 }
 
 // printable is inOneLine, cut short for a table.

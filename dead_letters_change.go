@@ -89,10 +89,10 @@ func (c *deadLetterChange) change(ctx context.Context, cfg Config, std stdio, ve
 		fmt.Fprintln(std.out, "no dead letter matches")
 		return nil
 	case (total > 1 || c.All) && !c.Yes:
-		fmt.Fprintf(std.out, "%s would be %s\n", deadLetters(total), done)
+		fmt.Fprintf(std.out, "%s would be %s\n", counted(total, "dead letter"), done)
 		return errUnconfirmed
 	case total < given:
-		fmt.Fprintf(std.err, "of the %d ids given, %d belong to dead letters\n", given, total)
+		fmt.Fprintf(std.err, "%d ids were given, and there is %s among them\n", given, counted(total, "dead letter"))
 	}
 
 	o.audit(std, cfg, "dead letters: "+verb, append(c.Filter.attrs(), keyCount, total)...)
@@ -110,11 +110,11 @@ func (c *deadLetterChange) change(ctx context.Context, cfg Config, std stdio, ve
 	}
 	o.auditEnd(std, cfg, err, "dead letters "+done, keyCount, run.count, "ids", run.ids)
 	if err != nil {
-		return fmt.Errorf("%d of %s %s; the same command goes on with the rest: %w", run.count, deadLetters(total), done, err)
+		return fmt.Errorf("%d of %s %s; the same command goes on with the rest: %w", run.count, counted(total, "dead letter"), done, err)
 	}
-	fmt.Fprintf(std.out, "%s %s\n", deadLetters(run.count), done)
+	fmt.Fprintf(std.out, "%s %s\n", counted(run.count, "dead letter"), done)
 	if left > 0 {
-		return fmt.Errorf("%s left, locked by other sessions: repeat the command", deadLetters(left))
+		return fmt.Errorf("%s left, locked by other sessions: repeat the command", counted(left, "dead letter"))
 	}
 	return nil
 }
@@ -148,7 +148,7 @@ func (r *changeRun) work(ctx context.Context, std stdio, rate int) error {
 		}
 		if time.Since(reported) >= reportEvery {
 			reported = time.Now()
-			fmt.Fprintf(std.err, "%d of %s %s\n", r.count, deadLetters(r.total), r.done)
+			fmt.Fprintf(std.err, "%d of %s %s\n", r.count, counted(r.total, "dead letter"), r.done)
 		}
 		if r.count < r.total {
 			sleep(ctx, pace(began, r.count, rate))

@@ -81,7 +81,7 @@ func (c *replayCommand) run(ctx context.Context, cfg Config, std stdio) error {
 		return nil
 	}
 	first, last := positions[0], positions[len(positions)-1]
-	fmt.Fprintf(std.out, "%s, from seq %d, published %s, to seq %d, published %s\n", replayed(len(positions)),
+	fmt.Fprintf(std.out, "%s, from seq %d, published %s, to seq %d, published %s\n", counted(len(positions), "event"),
 		first.seq, first.published.UTC().Format(time.RFC3339), last.seq, last.published.UTC().Format(time.RFC3339))
 	switch {
 	case c.DryRun:
@@ -105,17 +105,10 @@ func (c *replayCommand) run(ctx context.Context, cfg Config, std stdio) error {
 		if r.sent > 0 && r.upTo == 0 { // rows from before there was a seq all have 0
 			goOn = "the same command starts anew: these events are older than their numbering, --since and --until tell them apart"
 		}
-		return fmt.Errorf("%d of %s sent again; %s: %w", r.sent, replayed(len(positions)), goOn, err)
+		return fmt.Errorf("%d of %s sent again; %s: %w", r.sent, counted(len(positions), "event"), goOn, err)
 	}
-	fmt.Fprintf(std.out, "%s sent again\n", replayed(r.sent))
+	fmt.Fprintf(std.out, "%s sent again\n", counted(r.sent, "event"))
 	return nil
-}
-
-func replayed(n int) string {
-	if n == 1 {
-		return "1 event"
-	}
-	return fmt.Sprintf("%d events", n)
 }
 
 // position is the place of an event in the order of its outbox.
@@ -147,7 +140,7 @@ func (c *replayCommand) find(ctx context.Context, o *operator, std stdio) (all [
 		}
 		if time.Since(reported) >= reportEvery {
 			reported = time.Now()
-			fmt.Fprintf(std.err, "looked at %d %% of the table, %s so far\n", 100*block/blocks, replayed(len(all)))
+			fmt.Fprintf(std.err, "looked at %d %% of the table, %s so far\n", 100*block/blocks, counted(len(all), "event"))
 		}
 	}
 	slices.SortFunc(all, func(a, b position) int {
@@ -208,7 +201,7 @@ func (r *replay) work(ctx context.Context, std stdio, positions []position) erro
 		r.upTo = portion[len(portion)-1].seq
 		if time.Since(reported) >= reportEvery {
 			reported = time.Now()
-			fmt.Fprintf(std.err, "%d of %s sent again, up to seq %d\n", done, replayed(len(positions)), r.upTo)
+			fmt.Fprintf(std.err, "%d of %s sent again, up to seq %d\n", done, counted(len(positions), "event"), r.upTo)
 		}
 		if done < len(positions) {
 			sleep(ctx, pace(began, done, r.rate))

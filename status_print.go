@@ -46,10 +46,10 @@ func (s *Status) String() string {
 		line("last error", "%s, %s", s.since(*s.LastErrorAt), s.LastError)
 	}
 	if s.HeldAggregates.N > 0 {
-		line("held back", "%s aggregates, by a failed event each; first those with the most events waiting", s.HeldAggregates)
+		line("held back", "%s, by a failed event each; first those with the most events waiting", s.HeldAggregates.of("aggregate"))
 	}
 	for _, h := range s.Held {
-		state := fmt.Sprintf("%d attempts since %s", h.Attempts, s.since(h.Since))
+		state := fmt.Sprintf("%s since %s", counted(h.Attempts, "attempt"), s.since(h.Since))
 		switch {
 		case h.Dead:
 			state = "a dead letter since " + s.since(h.Since)
@@ -118,7 +118,7 @@ func (s *Status) doorbellLine() string {
 		Deaf:   "deaf: no relay can or may publish",
 	}[d.State]
 	if d.SilentWriters > 0 {
-		text += fmt.Sprintf("; %d silent writers have not committed, the oldest: %s%s", d.SilentWriters, d.oldestWho, age(", for %s", d.OldestAge))
+		text += fmt.Sprintf("; not committed yet: %s, the oldest: %s%s", counted(d.SilentWriters, "silent writer"), d.oldestWho, age(", for %s", d.OldestAge))
 	}
 	return text
 }
@@ -129,6 +129,17 @@ func (c Count) String() string {
 	}
 	return fmt.Sprint(c.N)
 }
+
+// of says of what there are so many: "1 event", "at least 100000 events".
+func (c Count) of(thing string) string {
+	if c.N == 1 {
+		return c.String() + " " + thing
+	}
+	return c.String() + " " + thing + "s"
+}
+
+// counted says how many there are of a thing, whose plural ends in s: "1 event", "2 events".
+func counted[T int | int64](n T, thing string) string { return Count{N: int64(n)}.of(thing) }
 
 // since is a time and how long ago that was.
 func (s *Status) since(t time.Time) string {

@@ -342,7 +342,11 @@ func (m *migration) markDead(ctx context.Context, f *outboxFacts) error {
 	if err != nil {
 		return errorOf("mark dead letters", err)
 	}
-	m.did("marked %d events with 5 or more failed attempts as dead letters", marked)
+	events := "events"
+	if marked == 1 {
+		events = "event"
+	}
+	m.did("marked %d %s with 5 or more failed attempts as dead letters", marked, events)
 	return nil
 }
 
