@@ -1,10 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"log/slog"
 	"time"
+
+	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
 
 	sqlfiles "outbox-relay/sql"
 )
@@ -37,7 +41,10 @@ func (b *Backlog) Run(ctx context.Context) {
 		if err := b.count(ctx); err == nil {
 			failures.OK()
 		} else if ctx.Err() == nil {
-			failures.Failed(err)
+			if pq.As(err, pqerror.UndefinedColumn) != nil {
+				err = cmp.Or(notOurs(ctx, b.cfg), err)
+			}
+			failures.Failed(explained(err))
 		}
 		sleep(ctx, max(backlogInterval, backlogRest*time.Since(began)))
 	}

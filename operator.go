@@ -9,11 +9,13 @@ import (
 	"log/slog"
 	"os"
 	"os/user"
+	"strings"
 
 	"github.com/lib/pq"
 	"github.com/lib/pq/pqerror"
 
 	"outbox-relay/internal/boundedconn"
+	"outbox-relay/internal/migrate"
 	"outbox-relay/internal/serverurl"
 	sqlfiles "outbox-relay/sql"
 )
@@ -24,6 +26,7 @@ import (
 type operator struct {
 	*sql.Conn
 	db      *sql.DB
+	cfg     Config
 	command string
 	table   uint32 // oid of outbox_events
 	schema  string // of outbox_events
@@ -63,7 +66,7 @@ func connectOperator(ctx context.Context, cfg Config, command string) (*operator
 		return nil, fmt.Errorf("DATABASE_URL: %s", serverurl.ScrubPQ(err))
 	}
 	connector.Dialer(boundedconn.Dialer{ConnectTimeout: connectTimeout, ReadTimeout: answerTimeout, WriteTimeout: connectTimeout})
-	o := &operator{db: sql.OpenDB(connector), command: command}
+	o := &operator{db: sql.OpenDB(connector), cfg: cfg, command: command}
 	if o.Conn, err = o.db.Conn(ctx); err != nil {
 		_ = o.db.Close()
 		return nil, operatorError("connect to PostgreSQL", err)
@@ -92,8 +95,8 @@ func (o *operator) find(ctx context.Context) error {
 	var table sql.NullInt64
 	var schema sql.NullString
 	var version int
-	var standby, state bool
-	err := o.QueryRowContext(ctx, sqlfiles.Operator("facts")).Scan(&table, &schema, &o.user, &version, &standby, &state)
+	var standby, current bool
+	err := o.QueryRowContext(ctx, sqlfiles.Operator("facts")).Scan(&table, &schema, &o.user, &version, &standby, &current)
 	switch {
 	case err != nil:
 		return operatorError("look for the outbox", err)
@@ -102,8 +105,11 @@ func (o *operator) find(ctx context.Context) error {
 	case standby:
 		return errors.New("the server is a read-only standby: name the primary, or all hosts and target_session_attrs=read-write")
 	case !table.Valid:
-		return errors.New("table outbox_events does not exist in the search_path: run `outbox-relay migrate`")
-	case !state:
+		return errNoTable
+	case !current:
+		if err := notOurs(ctx, o.cfg); err != nil {
+			return err
+		}
 		return errors.New("the outbox's schema is not up to date: run `outbox-relay migrate`")
 	}
 	o.table, o.schema = uint32(table.Int64), schema.String
@@ -117,20 +123,45 @@ func (o *operator) Close() {
 	_ = o.db.Close()
 }
 
-// operatorError says what a person can do about an error of the database. Neither the server's errors
-// nor those of the network hold a password.
+// operatorError is explained, with what was being done.
 func operatorError(doing string, err error) error {
-	switch {
-	case err == nil:
+	if err == nil {
 		return nil
-	case pq.As(err, pqerror.UndefinedTable, pqerror.UndefinedColumn, pqerror.UndefinedFunction) != nil:
-		return fmt.Errorf("%s: the outbox's schema is not up to date: run `outbox-relay migrate`: %w", doing, err)
-	case pq.As(err, pqerror.InsufficientPrivilege) != nil:
-		return fmt.Errorf("%s: the database role lacks a right, sql/roles.sql lists them: %w", doing, err)
-	case pq.As(err, pqerror.ReadOnlySQLTransaction) != nil:
-		return fmt.Errorf("%s: the database is read-only: %w", doing, err)
 	}
-	return fmt.Errorf("%s: %w", doing, err)
+	return fmt.Errorf("%s: %w", doing, explained(err))
+}
+
+var errNoTable = errors.New("table outbox_events does not exist in the search_path: run `outbox-relay migrate`, " +
+	"or name its schema with search_path in DATABASE_URL")
+
+// explained says what a person can do about an error of the database. Neither the server's errors
+// nor those of the network hold a password.
+func explained(err error) error {
+	undefined := pq.As(err, pqerror.UndefinedTable)
+	switch {
+	case undefined != nil && strings.Contains(undefined.Message, `"outbox_events"`):
+		return fmt.Errorf("%w: %w", errNoTable, err)
+	case undefined != nil, pq.As(err, pqerror.UndefinedColumn, pqerror.UndefinedFunction) != nil:
+		return fmt.Errorf("the outbox's schema is not up to date: run `outbox-relay migrate`: %w", err)
+	case pq.As(err, pqerror.InsufficientPrivilege) != nil:
+		return fmt.Errorf("the database role lacks a right, sql/roles.sql lists them: %w", err)
+	case pq.As(err, pqerror.ReadOnlySQLTransaction) != nil:
+		return fmt.Errorf("the database is read-only: %w", err)
+	}
+	return err
+}
+
+// notOurs returns why the tables of DATABASE_URL cannot be an outbox of ours, also by no upgrade; nil where that is
+// not so, or not known.
+func notOurs(ctx context.Context, cfg Config) error {
+	dsn, err := cfg.databaseDSN()
+	if err != nil {
+		return nil // which the next connect tells
+	}
+	if _, err := migrate.Pending(ctx, dsn); errors.Is(err, migrate.ErrConflict) {
+		return err
+	}
+	return nil
 }
 
 // audit writes down a change of state: who did what, and to how many. It is a log line like the

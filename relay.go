@@ -245,6 +245,7 @@ func (r *Relay) Run(ctx context.Context) error {
 			}
 		}
 		r.publisher.Recall() // without the locks nothing more may be written
+		err = explained(err)
 		r.health.Set(checkPostgres, err)
 		r.metrics.ConnectionFailures[PeerPostgres].Inc()
 		failures.Failed(err)
@@ -328,7 +329,12 @@ func (r *Relay) lead(ctx context.Context) (bool, error) {
 			known = holder
 			if holder.MayBeRelay {
 				// A standby could take over, so it is ready: a rolling deploy waits for that.
-				r.log.Info("standing by: another relay works the outbox", "holder", holder.String())
+				if theirs := holder.ordering(); theirs == r.cfg.Ordering {
+					r.log.Info("standing by: another relay works the outbox", "holder", holder.String())
+				} else {
+					r.log.Warn("standing by: a relay with another ORDERING works the outbox, and the two kinds exclude each other",
+						"ordering", r.cfg.Ordering, "holder", holder.String(), "holder_ordering", theirs)
+				}
 				r.health.Set(checkRelay, nil)
 			} else {
 				r.log.Error("the work lock is held by a session that does not look like a relay", "holder", holder.String())

@@ -101,7 +101,7 @@ func (r *Retention) Run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
-			failures.Failed(err)
+			failures.Failed(explained(err))
 			sleep(ctx, retentionRetry)
 		case finished:
 			failures.OK()

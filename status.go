@@ -161,6 +161,14 @@ type RelayStatus struct {
 	bell  bool
 }
 
+// ordering is the ORDERING of a relay that works, which its work lock shows.
+func (r RelayStatus) ordering() string {
+	if r.alone {
+		return orderingAggregate
+	}
+	return orderingNone
+}
+
 // LeaderStatus is what the relay that works, or did last, has left in the database. Relays side
 // by side (ORDERING=none) leave nothing.
 type LeaderStatus struct {
@@ -206,9 +214,14 @@ func (o *operator) status(ctx context.Context, cfg Config) (*Status, error) {
 	return s, nil
 }
 
+// newStatus is a status of which nothing is read yet.
+func (o *operator) newStatus() *Status {
+	return &Status{Schema: o.schema, Relays: []RelayStatus{}, Held: []HeldAggregate{}}
+}
+
 // look is status without rates.
 func (o *operator) look(ctx context.Context, cfg Config) (*Status, error) {
-	s := &Status{Schema: o.schema, Relays: []RelayStatus{}, Held: []HeldAggregate{}}
+	s := o.newStatus()
 	if err := s.read(ctx, o, cfg.OnDeadLetter == onDeadLetterHold); err != nil {
 		return nil, operatorError("look at the outbox", err)
 	}

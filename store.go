@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
@@ -110,7 +111,7 @@ func (s *WorkingSession) open(ctx context.Context) error {
 		Scan(&table, &payloadType, &pid, &standby, &version, &clock)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return errors.New("table outbox_events does not exist in the search_path: run `outbox-relay migrate`")
+		return errNoTable
 	case err != nil:
 		return err
 	case version < minServerVersion:
@@ -123,6 +124,9 @@ func (s *WorkingSession) open(ctx context.Context) error {
 	s.payloadType = payloadType.String
 	s.contentType = contentTypes[payloadType.String]
 	if s.contentType == "" {
+		if err := notOurs(ctx, s.st.cfg); err != nil {
+			return err
+		}
 		return fmt.Errorf("outbox_events.payload is of type %q: it must be jsonb, json, text or bytea", payloadType.String)
 	}
 	if err := refusePooler(ctx, s.db, s.conn, pid); err != nil {
@@ -132,6 +136,9 @@ func (s *WorkingSession) open(ctx context.Context) error {
 		return err
 	}
 	if s.claim, err = s.prepare(sqlfiles.Claim(s.ordered(), false, payloadType.String)); err != nil {
+		if pq.As(err, pqerror.UndefinedColumn) != nil {
+			return cmp.Or(notOurs(ctx, s.st.cfg), err)
+		}
 		return err
 	}
 	if s.ordered() {
@@ -170,13 +177,7 @@ func (s *WorkingSession) prepare(query string) (stmt driver.Stmt, err error) {
 		stmt, err = conn.(driver.ConnPrepareContext).PrepareContext(context.Background(), query)
 		return err
 	})
-	if pq.As(err, pqerror.UndefinedColumn, pqerror.UndefinedTable) != nil {
-		return nil, fmt.Errorf("the outbox's schema is not up to date: run `outbox-relay migrate`: %w", err)
-	}
-	if pq.As(err, pqerror.InsufficientPrivilege) != nil {
-		return nil, fmt.Errorf("the relay's role lacks a right, sql/roles.sql lists them: %w", err)
-	}
-	return stmt, err
+	return stmt, explained(err)
 }
 
 // query runs a statement and hands each row to visit, which must not keep it, nor any []byte in it. It goes past
@@ -264,16 +265,25 @@ type Holder struct {
 	User            string
 	ApplicationName string
 	MayBeRelay      bool // it bears our application_name, or one we may not see
+	Alone           bool // it works alone, as with ORDERING=aggregate
 }
 
 func (h Holder) String() string {
 	return fmt.Sprintf("pid %d, user %s, application_name %q", h.PID, h.User, h.ApplicationName)
 }
 
+// ordering is the ORDERING of a holder that is a relay.
+func (h Holder) ordering() string {
+	if h.Alone {
+		return orderingAggregate
+	}
+	return orderingNone
+}
+
 // Holder returns a holder of the work lock; the zero Holder when there is none any more.
 func (s *WorkingSession) Holder() (Holder, error) {
 	var h Holder
-	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), []any{&h.PID, &h.User, &h.ApplicationName, &h.MayBeRelay})
+	err := s.queryRow(sqlfiles.SessionLock("work lock holder", sqlfiles.WorkLockClass, s.table), []any{&h.PID, &h.User, &h.ApplicationName, &h.MayBeRelay, &h.Alone})
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return h, fmt.Errorf("look who holds the work lock: %w", err)
 	}

@@ -12,4 +12,8 @@ SET default_transaction_isolation = 'read committed';
 SELECT to_regclass('outbox_events')::oid::bigint,
        (SELECT relnamespace::regnamespace::text FROM pg_class WHERE oid = to_regclass('outbox_events')),
        session_user, current_setting('server_version_num')::int,
-       pg_is_in_recovery(), to_regclass('outbox_relay_state') IS NOT NULL;
+       pg_is_in_recovery(),
+       -- Of the form that the relay works with: it has the columns, and the relay's own table is there.
+       to_regclass('outbox_relay_state') IS NOT NULL AND 6 = (
+           SELECT count(*) FROM pg_attribute WHERE attrelid = to_regclass('outbox_events') AND NOT attisdropped
+           AND attname IN ('aggregate_type', 'payload', 'attempts', 'processed_at', 'seq', 'dead_at'));

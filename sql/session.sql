@@ -49,7 +49,7 @@ SELECT pg_try_advisory_lock_shared({{.Class}}, {{.Key}});
 -- section: work lock holder
 -- Who keeps us from working. application_name is hidden from roles that may not see it.
 SELECT l.pid, coalesce(a.usename, '?'), coalesce(a.application_name, '?'),
-       coalesce(a.application_name, '') IN ('', current_setting('application_name'))
+       coalesce(a.application_name, '') IN ('', current_setting('application_name')), l.mode = 'ExclusiveLock'
 FROM pg_locks l
 LEFT JOIN pg_stat_activity a ON a.pid = l.pid
 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2

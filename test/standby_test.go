@@ -145,7 +145,10 @@ func TestOrderedAndUnorderedRelaysExcludeEachOther(t *testing.T) {
 			waitLeader(t, first, true)
 			second := o.start(t, "ORDERING="+tt.second)
 			second.Ready(t)
-			second.WaitLog(t, patience, "standing by")
+			second.WaitLog(t, patience, "standing by: a relay with another ORDERING works the outbox, and the two kinds exclude each other")
+			second.WaitLog(t, patience, `"holder_ordering":"`+tt.first+`"`)
+			wantFinding(t, o.doctor(t, "ORDERING="+tt.second), "relay", "warning", "works with ORDERING="+tt.first,
+				"say ORDERING="+tt.second, "exclude each other", "the same ORDERING")
 			o.insertMany(t, 100, 10, "order.created")
 			q.Collect(t, 100, patience)
 			if n := second.Metric(t, "outbox_events_published_total"); n != 0 {

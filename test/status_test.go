@@ -245,8 +245,29 @@ func TestCommandsOnAnOutboxTheyCannotUse(t *testing.T) {
 		wantRefused(t, down, 1, args, "connect to PostgreSQL", "refused")
 		wantRefused(t, "", 2, args, "DATABASE_URL: not set")
 	}
+	foreign := testenv.Database(t)
+	testenv.Exec(t, foreign, "CREATE TABLE outbox_events (id int PRIMARY KEY, payload text)")
+	const left = "SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+	before := testenv.Value[string](t, foreign, left)
+	for _, args := range [][]string{{"status"}, {"pause"}, {"resume"}, {"migrate"}, {"dead-letters", "list"}} {
+		wantRefused(t, foreign, 2, args, "is not an outbox of ours", "column id is integer, not uuid",
+			"it has no columns aggregate_type, aggregate_id, event_type, attempts, created_at, processed_at", "search_path")
+	}
+	for dsn, say := range map[string]string{
+		foreign: `table outbox_events of schema \"public\" is there and is not an outbox of ours`,
+		empty:   "table outbox_events does not exist in the search_path: run `outbox-relay migrate`",
+	} {
+		p := testenv.Start(t, "DATABASE_URL="+dsn, "AMQP_URL=amqp://relay@127.0.0.1:1/")
+		wantReason(t, "/readyz", p.NotReady(t), "starting")
+		p.WaitLog(t, patience, `work the outbox: failing","server":"postgres","err":"`+say)
+		p.WaitLog(t, patience, `count the backlog: failing","server":"postgres","err":"`+say)
+	}
+	if after := testenv.Value[string](t, foreign, left); after != before {
+		t.Errorf("in another's schema there is %s, and there was %s", after, before)
+	}
 	o := newOutbox(t)
 	wantRefused(t, o.dsn, 2, []string{"status", "--interval=soon"}, `--interval: "soon" is not a duration`)
+	wantRefused(t, o.dsn, 2, []string{"status", "--interval=1"}, "configuration: 1 fault\n", `--interval: "1" is not a duration like 500ms`)
 	wantRefused(t, o.dsn, 2, []string{"status", "--interval=1ms"}, "--interval: 1ms is under 1s")
 	wantRefused(t, o.dsn, 2, []string{"pause", "now"}, "unexpected argument")
 	wantRefused(t, o.dsn, 2, []string{"pause", "--reason=" + strings.Repeat("x", 1000)}, "--reason: over 500 bytes")

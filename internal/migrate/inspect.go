@@ -275,15 +275,14 @@ func (t *tableFacts) conflict(wanted []wantedColumn) error {
 	if t.kind != "r" {
 		return errorf(ErrConflict, "%s is there and is no table", t.name)
 	}
+	if strange := t.strange(wanted); strange != "" {
+		return errorf(ErrConflict, "table %s of schema %q is there and is not an outbox of ours: %s. Nothing is changed; search_path in DATABASE_URL names another schema",
+			t.name, t.schema, strange)
+	}
 	for _, w := range wanted {
 		c, ok := t.column(w.name)
 		switch {
-		case !ok && w.added:
 		case !ok:
-			return errorf(ErrConflict, "table %s is there and is not an outbox of ours: it has no column %s", t.name, w.name)
-		case !slices.Contains(strings.Split(w.types, "|"), withoutLength(c.typ)):
-			return errorf(ErrConflict, "table %s is there and is not an outbox of ours: column %s is %s, not %s",
-				t.name, w.name, c.typ, strings.ReplaceAll(w.types, "|", " or "))
 		case w.notNull && !c.notNull:
 			return errorf(ErrConflict, "table %s: column %s may be NULL, which the relay cannot work with: set it NOT NULL", t.name, w.name)
 		case w.name == "seq" && c.identity == "":
@@ -291,6 +290,28 @@ func (t *tableFacts) conflict(wanted []wantedColumn) error {
 		}
 	}
 	return nil
+}
+
+// strange lists the columns that a table lacks, or has of another type, where no form of ours ever did.
+func (t *tableFacts) strange(wanted []wantedColumn) string {
+	var missing, parts []string
+	for _, w := range wanted {
+		c, ok := t.column(w.name)
+		switch {
+		case !ok && !w.added:
+			missing = append(missing, w.name)
+		case ok && !slices.Contains(strings.Split(w.types, "|"), withoutLength(c.typ)):
+			parts = append(parts, fmt.Sprintf("column %s is %s, not %s", w.name, c.typ, strings.ReplaceAll(w.types, "|", " or ")))
+		}
+	}
+	switch len(missing) {
+	case 0:
+	case 1:
+		parts = append(parts, "it has no column "+missing[0])
+	default:
+		parts = append(parts, "it has no columns "+strings.Join(missing, ", "))
+	}
+	return strings.Join(parts, "; ")
 }
 
 // withoutLength turns "character varying(100)" into "character varying".

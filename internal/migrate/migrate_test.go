@@ -227,7 +227,7 @@ func TestMigrateGoesOnMarkingAfterItWasCutOff(t *testing.T) {
 	testenv.MustExec(t, db, sqlComment(t, "add dead_at"))
 	testenv.MustExec(t, db, "UPDATE outbox_events SET dead_at = NULL WHERE aggregate_id = '3'")
 	testenv.MustExec(t, db, "UPDATE outbox_events SET dead_at = NULL, retry_after = now() WHERE aggregate_id = '2'") // failed since
-	if out := migrated(t, dsn); !strings.Contains(out, "marked 1 events") {
+	if out := migrated(t, dsn); !strings.Contains(out, "marked 1 event ") {
 		t.Errorf("output does not say that it marked 1 event:\n%s", out)
 	}
 	assertNothingToDo(t, dsn)
@@ -294,7 +294,7 @@ func TestMigrateRefusesWhatIsNotOurs(t *testing.T) {
 			"partitioned, which is not supported",
 		},
 		"a view":                       {"CREATE VIEW outbox_events AS SELECT 1 AS id", "", "is no table"},
-		"state table of somebody else": {"CREATE TABLE outbox_relay_state (id INT)", "", "table outbox_relay_state is there and is not an outbox of ours: it has no column singleton"},
+		"state table of somebody else": {"CREATE TABLE outbox_relay_state (id INT)", "", `table outbox_relay_state of schema "public" is there and is not an outbox of ours: it has no columns singleton, leader, `},
 		"dead letters are a table":     {older, "DROP VIEW outbox_dead_letters; CREATE TABLE outbox_dead_letters (id INT)", "outbox_dead_letters is there and is no view"},
 		"index name is taken":          {fresh, "DROP INDEX outbox_events_retry; CREATE TABLE x (id INT); CREATE INDEX outbox_events_retry ON x (id)", "index outbox_events_retry cannot be built"},
 	} {
