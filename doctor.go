@@ -8,6 +8,9 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"github.com/lib/pq"
+	"github.com/lib/pq/pqerror"
 )
 
 // doctorTimeout bounds all checks together.
@@ -52,6 +55,7 @@ type doctor struct {
 	cfg      Config
 	live     io.Writer // findings as they come
 	findings []Finding
+	returned returnedEvents
 }
 
 // Level says how bad a finding is.
@@ -120,5 +124,9 @@ func (d *doctor) unknown(check, mend, format string, args ...any) {
 
 // failed takes note of a check that could not be made although its server answers.
 func (d *doctor) failed(check string, err error) {
+	if pq.As(err, pqerror.InsufficientPrivilege) != nil {
+		d.unknown(check, "see the finding on rights", "could not be checked for want of a right: %v", err)
+		return
+	}
 	d.unknown(check, "", "%v", operatorError("could not be checked", err))
 }

@@ -37,6 +37,11 @@ const (
 
 const mendMigrate = "outbox-relay migrate (as the owner of the table)"
 
+// mendRights is how a role gets the rights of one of the groups in sql/roles.sql.
+func mendRights(group, role string) string {
+	return fmt.Sprintf(`psql -1 -f sql/roles.sql -c 'GRANT %s TO %s'`, group, pq.QuoteIdentifier(role))
+}
+
 // checkPostgres checks the server, the outbox in it, and who works there.
 func (d *doctor) checkPostgres(ctx context.Context) {
 	o, err := connectOperator(ctx, d.cfg, "doctor")
@@ -47,7 +52,10 @@ func (d *doctor) checkPostgres(ctx context.Context) {
 	defer o.Close()
 	canSeeAll := d.checkServer(ctx, o)
 	d.checkListen(ctx, o)
-	current := d.checkSchema(ctx)
+	current, ours := d.checkSchema(ctx)
+	if !ours { // nothing else means anything then
+		return
+	}
 	if err := o.find(ctx); err != nil {
 		if current { // otherwise it has been told
 			d.fault("schema", mendMigrate, "%v", err)
@@ -83,13 +91,17 @@ func (d *doctor) checkServer(ctx context.Context, o *operator) (canSeeAll bool) 
 	if !counts || !autovacuum {
 		d.fault("autovacuum", `psql -c "ALTER SYSTEM SET autovacuum = on" -c "ALTER SYSTEM SET track_counts = on" -c "SELECT pg_reload_conf()"`,
 			"autovacuum is off on this server: dead rows pile up, and claims get slower and slower")
+	} else {
+		d.ok("autovacuum", "is on")
 	}
 	switch {
 	case roleLimit > 0 && roleLimit < fewConnections:
 		d.warning("connections", fmt.Sprintf("ALTER ROLE ... CONNECTION LIMIT %d", fewConnections),
-			"the role may have %d connections: a relay takes 3 to 5, and so does each standby", roleLimit)
+			"the role may have %s: a relay takes 3 to 5, and so does each standby", counted(roleLimit, "connection"))
 	case free < fewConnections:
-		d.warning("connections", "raise max_connections, or have others close theirs", "the server has %d connections left", free)
+		d.warning("connections", "raise max_connections, or have others close theirs", "the server has %s left", counted(free, "connection"))
+	default:
+		d.ok("connections", "the server has %s left", counted(free, "connection"))
 	}
 	return canSeeAll
 }
@@ -166,10 +178,49 @@ func (d *doctor) checkRights(ctx context.Context, o *operator) {
 	case err != nil:
 		d.failed("rights", err)
 	case len(missing) > 0:
-		d.fault("rights", fmt.Sprintf(`psql -1 -f sql/roles.sql -c 'GRANT outbox_relay TO %s'`, pq.QuoteIdentifier(o.user)),
-			"role %s lacks %s", o.user, strings.Join(missing, ", "))
+		d.fault("rights", mendRights("outbox_relay", o.user), "role %s lacks %s", o.user, strings.Join(missing, "; "))
+	default:
+		d.checkPower(ctx, o)
+	}
+	d.checkApplications(ctx, o)
+}
+
+// checkPower says so when the role of DATABASE_URL may do more than a relay needs.
+func (d *doctor) checkPower(ctx context.Context, o *operator) {
+	var super, owner bool
+	err := o.QueryRowContext(ctx, sqlfiles.Doctor("power"), int64(o.table)).Scan(&super, &owner)
+	mend := "a login for the relay alone: CREATE ROLE relay LOGIN, and " + mendRights("outbox_relay", "relay")
+	switch {
+	case err != nil:
+		d.failed("rights", err)
+	case super:
+		d.warning("rights", mend, "role %s is a superuser: all works, and whoever gets at its password has the whole server", o.user)
+	case owner:
+		d.warning("rights", mend, "role %s may act as the owner of outbox_events: all works, and the relay could also change or drop the table", o.user)
 	default:
 		d.ok("rights", "role %s has what the relay needs", o.user)
+	}
+}
+
+// checkApplications looks for logins of applications that may do more than insert events.
+func (d *doctor) checkApplications(ctx context.Context, o *operator) {
+	rows, err := o.QueryContext(ctx, sqlfiles.Doctor("application rights"), int64(o.table))
+	if err != nil {
+		d.failed("rights", err)
+		return
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var role, more string
+		if err := rows.Scan(&role, &more); err != nil {
+			d.failed("rights", err)
+			return
+		}
+		d.warning("rights", "REVOKE that, and "+mendRights("outbox_app", role),
+			"role %s may INSERT into outbox_events, as an application does, and also %s", role, more)
+	}
+	if err := rows.Err(); err != nil {
+		d.failed("rights", err)
 	}
 }
 
@@ -229,7 +280,7 @@ func (d *doctor) checkTable(ctx context.Context, o *operator) {
 	err := o.QueryRowContext(ctx, sqlfiles.Doctor("table"), int64(o.table)).
 		Scan(&live, &dead, &vacuumed, &tableBytes, &indexBytes, &off, &trigger, &replicated, &cache)
 	if err != nil {
-		d.failed("table", err)
+		d.failed("vacuum", err)
 		return
 	}
 	const table = "ALTER TABLE outbox_events "
@@ -254,6 +305,8 @@ func (d *doctor) checkTable(ctx context.Context, o *operator) {
 	if cache > 1 {
 		d.fault("seq", table+"ALTER seq SET CACHE 1",
 			"the sequence behind seq has a cache of %d: sessions number events from blocks of their own, and the order is lost", cache)
+	} else {
+		d.ok("seq", "the sequence behind seq has no cache: events are numbered in the order of their insertion")
 	}
 	when := "never"
 	if vacuumed != nil {
@@ -264,17 +317,19 @@ func (d *doctor) checkTable(ctx context.Context, o *operator) {
 		d.fault("vacuum", table+"RESET (autovacuum_enabled)", "autovacuum is switched off for outbox_events")
 	case dead > manyDead && dead > live:
 		d.warning("vacuum", "VACUUM outbox_events, and see what holds it back",
-			"outbox_events has %d dead rows beside %d living ones; last vacuum: %s", dead, live, when)
+			"outbox_events has %s beside %d living; last vacuum: %s", counted(dead, "dead row"), live, when)
 	default:
-		d.ok("vacuum", "%d MB, %d dead rows beside %d living ones, last vacuum: %s", tableBytes>>20, dead, live, when)
+		d.ok("vacuum", "%d MB, %s beside %d living, last vacuum: %s", tableBytes>>20, counted(dead, "dead row"), live, when)
 	}
 	if indexBytes > bloatedIndex {
 		var s Status
 		if err := s.readBacklog(ctx, o); err == nil && s.Pending.N < fewPending {
 			d.warning("bloat", "REINDEX INDEX CONCURRENTLY outbox_events_fresh",
-				"index outbox_events_fresh has %d MB for %d pending events", indexBytes>>20, s.Pending.N)
+				"index outbox_events_fresh has %d MB for %s", indexBytes>>20, s.Pending.of("pending event"))
+			return
 		}
 	}
+	d.ok("bloat", "index outbox_events_fresh has %d MB", indexBytes>>20)
 }
 
 // checkHorizon looks for what keeps vacuum from removing dead rows.
@@ -310,7 +365,7 @@ func (d *doctor) checkHorizon(ctx context.Context, o *operator, canSeeAll bool) 
 		var behind int64
 		err := rows.Scan(&who, &behind, &mend)
 		if err == nil {
-			d.warning("snapshots", mend, "%s is %d transactions behind: vacuum cannot remove what was settled since", who, behind)
+			d.warning("snapshots", mend, "%s is %s behind: vacuum cannot remove what was settled since", who, counted(behind, "transaction"))
 		}
 		return err
 	})
@@ -318,7 +373,7 @@ func (d *doctor) checkHorizon(ctx context.Context, o *operator, canSeeAll bool) 
 	case len(d.findings) > before:
 	case !canSeeAll:
 		d.unknown("snapshots", fmt.Sprintf(`psql -c 'GRANT pg_read_all_stats TO %s'`, pq.QuoteIdentifier(o.user)),
-			"no old prepared transaction or replication slot; old sessions of other roles cannot be seen")
+			"no old prepared transaction or replication slot; sessions of other roles are not for a relay to see, unless it is granted pg_read_all_stats")
 	default:
 		d.ok("snapshots", "nothing old holds vacuum back")
 	}

@@ -58,8 +58,22 @@ func (d *doctor) checkRabbitMQ(ctx context.Context) {
 	case !static:
 		d.unknown("exchange", "", "AMQP_EXCHANGE is a template: its exchanges are known only once there are events")
 	default:
-		d.unknown("bindings", "rabbitmqctl list_bindings",
-			"which queues are bound to the exchange cannot be seen over AMQP; events that no queue is bound for fail as returned")
+		d.checkBindings()
+	}
+}
+
+// checkBindings judges by what became of events: bindings as such cannot be seen over AMQP.
+func (d *doctor) checkBindings() {
+	const mend = "rabbitmqctl list_bindings"
+	switch {
+	case !d.cfg.AMQPMandatory:
+		d.unknown("bindings", mend, "with AMQP_MANDATORY=false nothing tells of an event that no queue is bound for")
+	case d.returned == returnedNone:
+		d.ok("bindings", "no pending or dead event was returned for want of a queue; the bindings as such cannot be seen over AMQP, `%s` shows them", mend)
+	case d.returned == returnedSome:
+		d.warning("bindings", mend, "events were returned, since no queue is bound for them: see the finding on failures")
+	default:
+		d.unknown("bindings", mend, "which queues are bound to the exchange cannot be seen over AMQP; events that no queue is bound for fail as returned")
 	}
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 	"time"
 
 	sqlfiles "outbox-relay/sql"
@@ -13,34 +14,43 @@ const justConnected = 5 * time.Second
 
 // checkState says what status shows, as far as something is wrong with it.
 func (d *doctor) checkState(ctx context.Context, o *operator) {
-	s, err := o.look(ctx, d.cfg)
-	if err != nil {
-		d.failed("state", err)
+	s := o.newStatus()
+	if err := s.read(ctx, o, d.cfg.OnDeadLetter == onDeadLetterHold); err != nil {
+		d.failed("relay", err)
 		return
 	}
 	if s.Paused {
 		d.warning("paused", "outbox-relay resume", "paused since %s by %s", s.since(*s.PausedSince), s.PausedBy)
+	} else {
+		d.ok("paused", "not paused")
 	}
 	d.checkRelays(s)
-	if w := s.Doorbell; w.OldestPID == 0 && w.SilentWriters > 0 {
+	switch w := s.Doorbell; {
+	case w.OldestPID == 0 && w.SilentWriters > 0:
 		d.fault("doorbell", "COMMIT PREPARED or ROLLBACK PREPARED; and SET LOCAL outbox.notify = 'off' in such transactions",
 			"a prepared transaction that inserted events keeps the relay from falling asleep, see pg_prepared_xacts")
-	} else if w.OldestAge != nil && *w.OldestAge > longWriter.Seconds() {
+	case w.OldestAge != nil && *w.OldestAge > longWriter.Seconds():
 		d.warning("doorbell", fmt.Sprintf(`psql -c "SELECT pg_terminate_backend(%d)" if it hangs`, w.OldestPID),
 			"an open transaction that inserted events keeps the relay from falling asleep%s: %s", age(" for %s", w.OldestAge), w.oldestWho)
+	default:
+		d.ok("doorbell", "%s", s.doorbellLine())
 	}
 	switch {
 	case s.OldestPending != nil && *s.OldestPending > lateEvent.Seconds():
 		d.warning("backlog", "see the other findings, and `outbox-relay status`",
-			"%s events are pending%s", s.Pending, age(", the oldest for %s", s.OldestPending))
+			"%s%s", s.Pending.of("pending event"), age(", the oldest for %s", s.OldestPending))
 	default:
-		d.ok("backlog", "%s events are pending%s", s.Pending, age(", the oldest for %s", s.OldestPending))
+		d.ok("backlog", "%s%s", s.Pending.of("pending event"), age(", the oldest for %s", s.OldestPending))
 	}
 	if s.DeadLetters.N > 0 {
-		d.warning("dead-letters", "outbox-relay dead-letters list", "%s events were given up", s.DeadLetters)
+		d.warning("dead-letters", "outbox-relay dead-letters list", "%s given up", s.DeadLetters.of("event"))
+	} else {
+		d.ok("dead-letters", "no event was given up")
 	}
 	if s.HeldAggregates.N > 0 {
-		d.warning("held", "outbox-relay status", "%s aggregates are held back by a failed event", s.HeldAggregates)
+		d.warning("held", "outbox-relay status", "%s held back by a failed event", s.HeldAggregates.of("aggregate"))
+	} else {
+		d.ok("held", "no aggregate is held back by a failed event")
 	}
 	d.checkFailures(ctx, o)
 }
@@ -58,6 +68,11 @@ func (d *doctor) checkRelays(s *Status) {
 			continue
 		case r.Works:
 			works++
+			if r.ordering() != d.cfg.Ordering {
+				d.warning("relay", "set the same ORDERING for all relays of an outbox",
+					"%s works with ORDERING=%s, and the settings here say ORDERING=%s: relays of the two kinds exclude each other, "+
+						"one with these settings can only stand by", who, r.ordering(), d.cfg.Ordering)
+			}
 		default:
 			standsBy++
 		}
@@ -82,6 +97,15 @@ func (d *doctor) checkRelays(s *Status) {
 	}
 }
 
+// returnedEvents is whether any pending or dead event was returned by the broker, for want of a queue.
+type returnedEvents int
+
+const (
+	returnedUnknown returnedEvents = iota
+	returnedNone
+	returnedSome
+)
+
 // checkFailures says of what events fail.
 func (d *doctor) checkFailures(ctx context.Context, o *operator) {
 	rows, err := o.QueryContext(ctx, sqlfiles.Doctor("failures"), heldLook)
@@ -90,23 +114,38 @@ func (d *doctor) checkFailures(ctx context.Context, o *operator) {
 		return
 	}
 	defer rows.Close()
-	for rows.Next() {
+	found := false
+	for ; rows.Next(); found = true {
 		var outcome, example string
-		var n int64
-		if err := rows.Scan(&outcome, &n, &example); err != nil {
+		var n, texts int64
+		if err := rows.Scan(&outcome, &n, &texts, &example); err != nil {
 			d.failed("failures", err)
 			return
 		}
 		mend := "outbox-relay status"
 		switch outcome {
 		case Returned.String():
-			mend = "bind a queue for the routing key"
+			d.returned, mend = returnedSome, "bind a queue for the routing key"
 		case Nacked.String():
 			mend = "see whether a queue is full"
+		case Rejected.String():
+			mend = "outbox-relay dead-letters list"
 		}
-		d.warning("failures", mend, "%d events: %s", n, example)
+		if texts > 1 {
+			d.warning("failures", mend, "%s %s in %d different words, for example: %s",
+				counted(n, "event"), outcome, texts, strings.TrimPrefix(example, outcome+": "))
+			continue
+		}
+		d.warning("failures", mend, "%s %s", counted(n, "event"), example)
 	}
 	if err := rows.Err(); err != nil {
 		d.failed("failures", err)
+		return
+	}
+	if d.returned == returnedUnknown {
+		d.returned = returnedNone
+	}
+	if !found {
+		d.ok("failures", "no pending or dead event has failed")
 	}
 }

@@ -12,8 +12,8 @@ SELECT current_setting('server_version'), (extract(epoch FROM clock_timestamp())
 -- section: missing rights
 -- Rights of sql/roles.sql that the role of this session lacks. That a table or column is not there is no
 -- matter of rights.
-SELECT w.privilege || coalesce(' (' || w.col || ')', '') || ' ON ' || w.relation
-FROM (VALUES
+SELECT string_agg(DISTINCT w.privilege || coalesce(' (' || w.cols || ')', ''), ', ') || ' ON ' || w.relation
+FROM (SELECT relation, privilege, string_agg(col, ', ' ORDER BY col) AS cols FROM (VALUES
     ('outbox_events', 'SELECT', NULL), ('outbox_events', 'DELETE', NULL),
     ('outbox_events', 'UPDATE', 'attempts'), ('outbox_events', 'UPDATE', 'processed_at'),
     ('outbox_events', 'UPDATE', 'retry_after'), ('outbox_events', 'UPDATE', 'last_error'),
@@ -21,10 +21,34 @@ FROM (VALUES
     ('outbox_dead_letters', 'SELECT', NULL),
     ('outbox_relay_state', 'SELECT', NULL), ('outbox_relay_state', 'UPDATE', NULL),
     ('outbox_suspects', 'SELECT', NULL), ('outbox_suspects', 'INSERT', NULL),
-    ('outbox_suspects', 'UPDATE', NULL), ('outbox_suspects', 'DELETE', NULL)) w (relation, privilege, col)
-LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(w.relation) AND a.attname = w.col AND NOT a.attisdropped
-WHERE NOT coalesce(CASE WHEN w.col IS NULL THEN has_table_privilege(to_regclass(w.relation), w.privilege)
-                        ELSE has_column_privilege(a.attrelid, a.attnum, w.privilege) END, true);
+    ('outbox_suspects', 'UPDATE', NULL), ('outbox_suspects', 'DELETE', NULL)) v (relation, privilege, col)
+    LEFT JOIN pg_attribute a ON a.attrelid = to_regclass(v.relation) AND a.attname = v.col AND NOT a.attisdropped
+    WHERE NOT coalesce(CASE WHEN v.col IS NULL THEN has_table_privilege(to_regclass(v.relation), v.privilege)
+                            ELSE has_column_privilege(a.attrelid, a.attnum, v.privilege) END, true)
+    GROUP BY relation, privilege) w
+GROUP BY w.relation ORDER BY w.relation;
+
+-- section: power
+-- Whether the role of this session is a superuser, and whether it is or may become the owner of the table with oid $1.
+SELECT rolsuper, NOT rolsuper AND pg_has_role(oid, (SELECT relowner FROM pg_class WHERE oid = $1::bigint::oid), 'MEMBER')
+FROM pg_roles WHERE rolname = session_user;
+
+-- section: application rights
+-- Logins that may insert events into the table with oid $1, as applications do, and what they may do with it besides:
+-- reading back an id is meant. Superusers and whoever may act as the owner can do all, and are not looked at.
+SELECT l.rolname::text, l.more
+FROM (SELECT r.rolname, concat_ws(', ',
+          CASE WHEN has_table_privilege(r.oid, c.oid, 'SELECT')
+                    OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+                                 AND a.attname <> 'id' AND has_column_privilege(r.oid, c.oid, a.attnum, 'SELECT')) THEN 'SELECT' END,
+          CASE WHEN has_any_column_privilege(r.oid, c.oid, 'UPDATE') THEN 'UPDATE' END,
+          CASE WHEN has_table_privilege(r.oid, c.oid, 'DELETE') THEN 'DELETE' END,
+          CASE WHEN has_table_privilege(r.oid, c.oid, 'TRUNCATE') THEN 'TRUNCATE' END,
+          CASE WHEN has_table_privilege(r.oid, c.oid, 'TRIGGER') THEN 'TRIGGER' END) AS more
+      FROM pg_roles r, pg_class c
+      WHERE c.oid = $1::bigint::oid AND r.rolcanlogin AND NOT r.rolsuper
+        AND has_any_column_privilege(r.oid, c.oid, 'INSERT') AND NOT pg_has_role(r.oid, c.relowner, 'MEMBER')) l
+WHERE l.more <> '' ORDER BY 1 LIMIT 10;
 
 -- section: table
 -- The table with oid $1: rows and sizes, vacuum, the trigger, and what numbers the events.
@@ -69,12 +93,13 @@ FROM pg_stat_replication WHERE age(backend_xmin) > $1
 ORDER BY 2 DESC LIMIT 10;
 
 -- section: failures
--- What failed events last failed of, by the outcome at the beginning of last_error. $1: how many events are looked at.
-SELECT split_part(f.last_error, ':', 1), count(*), min(f.last_error)
+-- What failed events last failed of, by the outcome at the beginning of last_error, in how many different words, and
+-- an example. $1: how many events are looked at.
+SELECT split_part(f.last_error, ':', 1), count(*), count(DISTINCT f.last_error), min(f.last_error)
 FROM (SELECT last_error FROM outbox_events
       WHERE processed_at IS NULL AND (retry_after IS NOT NULL OR dead_at IS NOT NULL) LIMIT $1) f
 WHERE f.last_error IS NOT NULL
-GROUP BY 1 ORDER BY 2 DESC LIMIT 3;
+GROUP BY 1 ORDER BY 2 DESC LIMIT 10;
 
 -- section: notify
 SELECT pg_notify($1, '');

@@ -2,7 +2,9 @@ package test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,8 +26,11 @@ func doctor(t *testing.T, env ...string) []finding {
 	if err := json.Unmarshal([]byte(stdout), &report); err != nil {
 		t.Fatalf("doctor: exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	}
-	faults := 0
+	faults, documented := 0, documentedChecks(t)
 	for _, f := range report.Findings {
+		if !slices.Contains(documented, f.Check) {
+			t.Errorf("docs/commands.md knows no check %s: %+v", f.Check, f)
+		}
 		if f.Level == "fault" {
 			faults++
 		}
@@ -67,9 +72,24 @@ func lines(all []finding) string {
 	return b.String()
 }
 
+// documentedChecks are the names of doctor's checks in docs/commands.md.
+func documentedChecks(t *testing.T) (names []string) {
+	t.Helper()
+	_, text, _ := strings.Cut(readFile(t, "../docs/commands.md"), "\n| check | what |\n")
+	text, _, _ = strings.Cut(text, "\n\n")
+	for _, row := range regexp.MustCompile(`(?m)^\| ([a-z, -]+) \|`).FindAllStringSubmatch(text, -1) {
+		if strings.Trim(row[1], "-") != "" { // the line under the header
+			names = append(names, strings.Split(row[1], ", ")...)
+		}
+	}
+	return names
+}
+
+// Each check that the docs name says that all is well.
 func TestDoctorFindsNothingWrongWhereNothingIs(t *testing.T) {
 	t.Parallel()
-	o := newOutbox(t)
+	owned := newOutbox(t)
+	_, o := owned.withRoles(t)
 	testenv.Consume(t, o.amqpURL, exchange)
 	first := o.start(t)
 	waitLeader(t, first, true)
@@ -77,10 +97,15 @@ func TestDoctorFindsNothingWrongWhereNothingIs(t *testing.T) {
 	o.waitStatus(t, "both relays are well", func(s status) bool {
 		return len(s.Relays) == 2 && s.Relays[0].Listening && s.Relays[1].Broker
 	})
-	for _, f := range o.doctor(t) {
+	found := o.doctor(t)
+	for _, name := range documentedChecks(t) {
+		if !slices.ContainsFunc(found, func(f finding) bool { return f.Check == name }) {
+			t.Errorf("no line on %s in\n%s", name, lines(found))
+		}
+	}
+	for _, f := range found {
 		switch {
 		case f.Level == "ok":
-		case f.Check == "bindings": // which cannot be seen
 		case f.Check == "snapshots": // other tests share the server
 		default:
 			t.Errorf("%+v", f)
@@ -95,7 +120,7 @@ func TestDoctorFindsNothingWrongWhereNothingIs(t *testing.T) {
 func TestDoctorChangesNothing(t *testing.T) {
 	t.Parallel()
 	o := newOutbox(t)
-	o.doctor(t)
+	wantFinding(t, o.doctor(t), "bindings", "ok", "no pending or dead event was returned", "rabbitmqctl list_bindings")
 	ch := o.channel(t)
 	if err := ch.ExchangeDeclarePassive(exchange, "topic", true, false, false, false, nil); err == nil {
 		t.Error("doctor has declared the exchange")
@@ -126,13 +151,16 @@ func TestDoctorFindsWhatIsWrongInTheDatabase(t *testing.T) {
 		{"cached sequence", "ALTER TABLE outbox_events ALTER seq SET CACHE 50", "seq", "fault", []string{"cache of 50", "SET CACHE 1"}},
 		{"no autovacuum", "ALTER TABLE outbox_events SET (autovacuum_enabled = false)", "vacuum", "fault", []string{"switched off", "RESET (autovacuum_enabled)"}},
 		{"no table", "DROP VIEW outbox_dead_letters; DROP TABLE outbox_events", "schema", "fault", []string{"create table outbox_events", "outbox-relay migrate"}},
-		{"another table of that name", "DROP VIEW outbox_dead_letters; DROP TABLE outbox_events; CREATE TABLE outbox_events (id int)", "schema", "fault", []string{"not an outbox of ours"}},
+		{"another table of that name", "DROP VIEW outbox_dead_letters; DROP TABLE outbox_events; CREATE TABLE outbox_events (id int)", "schema", "fault", []string{"not an outbox of ours: column id is integer, not uuid; it has no columns aggregate_type, aggregate_id, event_type, payload, attempts, created_at, processed_at. Nothing is changed", "search_path"}},
 		{"no relay", "SELECT 1", "relay", "fault", []string{"no relay works", "outbox-relay run"}},
 		{"paused", "UPDATE outbox_relay_state SET paused_at = now(), paused_by = 'somebody'", "paused", "warning", []string{"by somebody", "outbox-relay resume"}},
-		{"old events", insert + ", created_at) VALUES ('order', '1', 'x', '{}', now() - interval '1 hour')", "backlog", "warning", []string{"1 events are pending, the oldest for 1h", "outbox-relay status"}},
-		{"dead letters", insert + ", dead_at) VALUES ('order', '1', 'x', '{}', now())", "dead-letters", "warning", []string{"1 events were given up", "outbox-relay dead-letters list"}},
-		{"held aggregates", insert + ", retry_after) VALUES ('order', '1', 'x', '{}', now())", "held", "warning", []string{"1 aggregates", "outbox-relay status"}},
-		{"returned events", insert + ", retry_after, last_error) VALUES ('order', '1', 'x', '{}', now(), 'returned: no queue for x')", "failures", "warning", []string{"no queue for x", "bind a queue"}},
+		{"old events", insert + ", created_at) VALUES ('order', '1', 'x', '{}', now() - interval '1 hour')", "backlog", "warning", []string{"1 pending event, the oldest for 1h", "outbox-relay status"}},
+		{"dead letters", insert + ", dead_at) VALUES ('order', '1', 'x', '{}', now())", "dead-letters", "warning", []string{"1 event given up", "outbox-relay dead-letters list"}},
+		{"held aggregates", insert + ", retry_after) VALUES ('order', '1', 'x', '{}', now())", "held", "warning", []string{"1 aggregate held back", "outbox-relay status"}},
+		{"returned events", insert + ", retry_after, last_error) VALUES ('order', '1', 'x', '{}', now(), 'returned: no queue for x')", "failures", "warning", []string{"1 event returned: no queue for x", "bind a queue"}},
+		{"rejected events", insert + ", dead_at, last_error) VALUES ('order', '1', 'x', '{}', now(), 'rejected: too large')", "failures", "warning", []string{"1 event rejected: too large", "outbox-relay dead-letters list"}},
+		{"events returned for several keys", insert + `, retry_after, last_error) SELECT 'order', n::text, 'x', '{}', now(), 'returned: no queue for ' || n
+			FROM generate_series(1, 3) n`, "failures", "warning", []string{"3 events returned in 3 different words, for example: no queue for 1", "bind a queue"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
@@ -186,9 +214,45 @@ func TestDoctorFindsMissingRights(t *testing.T) {
 	}
 	u.User = url.UserPassword(name, "secret-word")
 	got := doctor(t, "DATABASE_URL="+u.String(), "AMQP_URL="+o.amqpURL)
-	wantFinding(t, got, "rights", "fault", "DELETE ON outbox_events", "UPDATE (dead_at) ON outbox_events", "INSERT ON outbox_suspects", "GRANT outbox_relay TO \""+name)
+	wantFinding(t, got, "rights", "fault", "lacks SELECT ON outbox_dead_letters; ",
+		"; DELETE, UPDATE (attempts, dead_at, last_error, processed_at, retry_after) ON outbox_events; ",
+		"; DELETE, INSERT, SELECT, UPDATE ON outbox_suspects", "GRANT outbox_relay TO \""+name)
 	wantFinding(t, got, "connections", "warning", "5 connections", "CONNECTION LIMIT")
 	wantFinding(t, got, "schema", "ok")
+
+	// A role with no right at all lacks rights: nothing else is at fault, and each line says it once.
+	testenv.Exec(t, o.dsn, "REVOKE ALL ON outbox_events, outbox_relay_state FROM "+name)
+	got = doctor(t, "DATABASE_URL="+u.String(), "AMQP_URL="+o.amqpURL)
+	for _, f := range got {
+		if f.Level == "fault" && f.Check != "rights" {
+			t.Errorf("for want of a right: %+v", f)
+		}
+	}
+	for _, check := range []string{"schema", "claim", "relay"} {
+		wantFinding(t, got, check, "unknown", "could not be checked for want of a right: ", "see the finding on rights")
+	}
+}
+
+// Rights over what roles.sql gives are no fault, and are told: those of the relay's own login, and those of
+// logins that insert events.
+func TestDoctorFindsTooManyRights(t *testing.T) {
+	t.Parallel()
+	o := newOutbox(t)
+	app, relay := o.withRoles(t)
+	name := parse(t, app.dsn).User.Username()
+	wantFinding(t, o.doctor(t), "rights", "warning", "is a superuser", "roles.sql")
+	wantFinding(t, relay.doctor(t), "rights", "ok", "has what the relay needs")
+	for _, f := range relay.doctor(t) {
+		if f.Check == "rights" && f.Level != "ok" {
+			t.Errorf("with the rights of roles.sql: %+v", f)
+		}
+	}
+	testenv.Exec(t, o.dsn, fmt.Sprintf("GRANT SELECT, UPDATE (payload), DELETE ON outbox_events TO %s", name))
+	wantFinding(t, relay.doctor(t), "rights", "warning", "role "+name+" may INSERT", "and also SELECT, UPDATE, DELETE", "REVOKE", "GRANT outbox_app TO")
+	owner := parse(t, relay.dsn).User.Username()
+	testenv.Exec(t, o.dsn, fmt.Sprintf("ALTER TABLE outbox_events OWNER TO %[1]s; ALTER TABLE outbox_relay_state OWNER TO %[1]s", owner))
+	t.Cleanup(func() { testenv.Exec(t, o.dsn, "REASSIGN OWNED BY "+owner+" TO CURRENT_USER") })
+	wantFinding(t, relay.doctor(t), "rights", "warning", "may act as the owner of outbox_events", "roles.sql")
 }
 
 func TestDoctorWithoutServers(t *testing.T) {

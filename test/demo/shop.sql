@@ -9,6 +9,7 @@ ALTER ROLE relay PASSWORD :'relay_password';
 ALTER ROLE shop PASSWORD :'shop_password';
 GRANT outbox_relay TO relay;
 GRANT outbox_app TO shop;
+GRANT pg_read_all_stats TO relay; -- optional: `outbox-relay doctor` then sees old sessions of others
 
 CREATE TABLE IF NOT EXISTS orders (
     id      BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
