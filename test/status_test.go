@@ -268,7 +268,8 @@ func TestCommandsOnAnOutboxTheyCannotUse(t *testing.T) {
 	o := newOutbox(t)
 	wantRefused(t, o.dsn, 2, []string{"status", "--interval=soon"}, `--interval: "soon" is not a duration`)
 	wantRefused(t, o.dsn, 2, []string{"status", "--interval=1"}, "configuration: 1 fault\n", `--interval: "1" is not a duration like 500ms`)
-	wantRefused(t, o.dsn, 2, []string{"status", "--interval=1ms"}, "--interval: 1ms is under 1s")
+	wantRefused(t, o.dsn, 2, []string{"status", "--watch", "--interval=1ms"}, "--interval: 1ms is under 1s")
+	wantRefused(t, o.dsn, 2, []string{"status", "--interval=2s"}, "--interval: has no meaning without --watch")
 	wantRefused(t, o.dsn, 2, []string{"pause", "now"}, "unexpected argument")
 	wantRefused(t, o.dsn, 2, []string{"pause", "--reason=" + strings.Repeat("x", 1000)}, "--reason: over 500 bytes")
 	if s := o.status(t); s.Paused {
