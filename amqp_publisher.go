@@ -66,17 +66,16 @@ type AMQPPublisher struct {
 	results []Result
 	link    Link
 
-	connected bool                 // there was a session before
-	failures  *repeatLog           // of sessions
-	doubt     error                // a session that had messages in flight was lost for this without a confirm
-	out       []Result             // reported, not yet visible to Take
-	chains    map[Aggregate]*chain // aggregates with events in hand; unused when ORDERING=none
-	ready     []*Event             // may be written now
-	solo      []*Event             // to be published alone, one after the other
-	flights   []*flight            // written, unconfirmed, in the order of writing
-	late      []*flight            // reported Late; a confirm still counts
-	accused   map[string]bool      // ids that were in flight when the broker closed the connection
-	closings  map[string]int       // by id: channels the broker closed with the event in flight
+	failures *repeatLog           // of sessions
+	doubt    error                // a session that had messages in flight was lost for this without a confirm
+	out      []Result             // reported, not yet visible to Take
+	chains   map[Aggregate]*chain // aggregates with events in hand; unused when ORDERING=none
+	ready    []*Event             // may be written now
+	solo     []*Event             // to be published alone, one after the other
+	flights  []*flight            // written, unconfirmed, in the order of writing
+	late     []*flight            // reported Late; a confirm still counts
+	accused  map[string]bool      // ids that were in flight when the broker closed the connection
+	closings map[string]int       // by id: channels the broker closed with the event in flight
 }
 
 // NewAMQPPublisher makes a publisher that rings bell whenever Take has news. mayPublish is asked
@@ -98,9 +97,16 @@ func (p *AMQPPublisher) Run(ctx context.Context) {
 	pause := backoff.NewExponentialBackOff()
 	pause.InitialInterval, pause.MaxInterval = reconnectMin, reconnectMax
 	p.failures = &repeatLog{log: p.log.With(keyServer, PeerRabbitMQ), what: "use RabbitMQ"}
+	connected := false // once before
 	for host := 0; ctx.Err() == nil; host++ {
 		s, hosts, err := p.connect(ctx, host)
-		if err == nil {
+		if err != nil {
+			p.setLink(Link{Err: err})
+		} else {
+			if connected {
+				p.metrics.Reconnects[PeerRabbitMQ].Inc()
+			}
+			connected = true
 			p.setLink(Link{Up: true, Err: p.doubt})
 			if p.doubt == nil {
 				p.failures.OK()
@@ -124,25 +130,41 @@ func (p *AMQPPublisher) Run(ctx context.Context) {
 	}
 }
 
-// connect makes a session with one of the hosts of AMQP_URL, which is read anew each time.
-func (p *AMQPPublisher) connect(ctx context.Context, host int) (*amqpSession, int, error) {
+// connect makes a session with one of the hosts of AMQP_URL, which is read anew each time, and
+// says how many there are. Meanwhile it gives back what is handed over: a broker that accepts the
+// connection and then says nothing would hold it for as long as the attempt may take.
+func (p *AMQPPublisher) connect(ctx context.Context, host int) (s *amqpSession, hosts int, err error) {
 	urls, err := p.cfg.amqpURLs()
 	if err != nil {
-		p.setLink(Link{Err: err})
+		p.giveBack()
 		return nil, 0, err
 	}
+	url := urls[host%len(urls)]
 	exchange, _ := p.mapper.staticExchange() // one that differs between events cannot be declared beforehand
-	s, err := dialAMQP(ctx, urls[host%len(urls)], p.cfg, exchange, p.maxInFlight(), p.onBlocked)
-	if err != nil {
-		err = fmt.Errorf("connect to %s: %w", serverurl.RedactAMQP(urls[host%len(urls)]), err)
-		p.setLink(Link{Err: err})
-		return nil, len(urls), err
+	dialled := make(chan struct{})
+	go func() {
+		s, err = dialAMQP(ctx, url, p.cfg, exchange, p.maxInFlight(), p.onBlocked)
+		close(dialled)
+	}()
+	for {
+		p.giveBack()
+		select {
+		case <-p.wake:
+			continue
+		case <-dialled:
+		}
+		if err != nil {
+			return nil, len(urls), fmt.Errorf("connect to %s: %w", serverurl.RedactAMQP(url), err)
+		}
+		return s, len(urls), nil
 	}
-	if p.connected {
-		p.metrics.Reconnects[PeerRabbitMQ].Inc()
-	}
-	p.connected = true
-	return s, len(urls), nil
+}
+
+// giveBack releases all that was handed over, while there is no session.
+func (p *AMQPPublisher) giveBack() {
+	p.accept()
+	p.release("no connection to the broker")
+	p.deliver()
 }
 
 // maxInFlight is how many messages may wait for a confirm: what the relay claims at most while

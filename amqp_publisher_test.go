@@ -1,8 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -181,6 +184,44 @@ func TestRecallGivesBackWhatWasNotWritten(t *testing.T) {
 	p.resolve(Result{Event: events[0], Outcome: Confirmed})
 	if got := p.outcomes(); got[1] != Confirmed || len(got) != 1 {
 		t.Errorf("outcomes = %v, want the first confirmed", got)
+	}
+}
+
+// A broker that accepts connections and then says nothing, as one that hangs does, must not keep
+// the events: pause and shutdown wait for them.
+func TestEventsHandedOverWhileTheBrokerHangsAreGivenBack(t *testing.T) {
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer mute.Close()
+	p := newTestPublisher(t, func(c *Config) { c.AMQPURL = "amqp://" + mute.Addr().String() })
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { p.Run(ctx) })
+	defer running.Wait()
+	defer cancel()
+	conn, err := mute.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+
+	p.Publish(sameAggregate(3))
+	inTime := time.After(amqpSetupTimeout / 2)
+	for released := 0; released < 3; {
+		select {
+		case <-p.bell:
+		case <-inTime:
+			t.Fatalf("%d of 3 events came back in half the time of an attempt to connect", released)
+		}
+		results, _ := p.Take()
+		for _, r := range results {
+			if r.Outcome != Released {
+				t.Errorf("event %d: %v, want it released", r.Event.Seq, r.Outcome)
+			}
+			released++
+		}
 	}
 }
 
